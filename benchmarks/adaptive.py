@@ -177,7 +177,7 @@ class AdaptiveClient:
         counted = []
         for reply in replies:
             try:
-                counted.append(running.bounded(reply, strategy.traits.accepts_scaled_updates))
+                counted.append(running.bound_reply(reply, strategy.traits.accepts_scaled_updates))
                 aggregator.add(counted[-1])
                 ctx.outcome.participants[reply.site] = counted[-1]
             except (Rejected, OverflowError):

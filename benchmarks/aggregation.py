@@ -23,7 +23,7 @@ from perennial.engine.grid import set_task_identity
 from perennial.foundation.streams import stream
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
-from perennial.models.incremental import travelling
+from perennial.models.incremental import select_travelling
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
@@ -39,7 +39,9 @@ STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, r
 
 def reference() -> dict[str, Tensor]:
     """The travelling tensors of a ResNet-18 for 100 classes: 11.2 million floats."""
-    return travelling(build_model(ModelConfig.model_validate({"name": "resnet18"}), (3, 32, 32), 100, seed=1))
+    return select_travelling(
+        build_model(ModelConfig.model_validate({"name": "resnet18"}), (3, 32, 32), 100, seed=1)
+    )
 
 
 def update(like: dict[str, Tensor], number: int) -> dict[str, Array]:
@@ -69,7 +71,7 @@ def reply(arrays: dict[str, Array], like: dict[str, Tensor], examples: int) -> M
 def ours(like: dict[str, Tensor], messages: Iterable[Message]) -> dict[str, Tensor]:
     """The new model, by the strategy that the server uses."""
     gate, request = Gate(like, STAMP), RoundRequest(STAMP, like, {}, 1.0, known=1024)
-    aggregator = FedAvg().aggregator(FedAvg().context(cast(Any, None), request))
+    aggregator = FedAvg().aggregator(FedAvg().build_context(cast(Any, None), request))
     for number, message in enumerate(messages):
         aggregator.add(gate.admit(message, f"site-{number}"))
     return aggregator.result()

@@ -78,12 +78,12 @@ class Run:
 
 def class_order(sizes: Sizes, seed: int) -> list[str]:
     """All classes of the data in a seed's order, cut to those of the sizes."""
-    from perennial.config.experiment import experiment_of
+    from perennial.config.experiment import build_experiment
     from perennial.data.sources import load
     from perennial.foundation.streams import stream
 
     content = _base(sizes)
-    found = experiment_of(content, EXPERIMENT.parent, str(EXPERIMENT))
+    found = build_experiment(content, EXPERIMENT.parent, str(EXPERIMENT))
     names = list(load(found.data, seed).classes)
     order = stream(seed, "class-order-of-cifar100-trained").permutation(len(names))
     return [names[place] for place in order[: sizes.tasks * sizes.classes_a_task]]
@@ -182,12 +182,12 @@ def judge_on_validation(folder: Path) -> float:
     import numpy as np
 
     from perennial.config.experiment import load_experiment
-    from perennial.config.simulation import simulated_federation
+    from perennial.config.simulation import load_simulated_federation
     from perennial.library import load_run
 
     model = load_run(folder).model
     right: dict[int, list[np.ndarray]] = {}
-    for site in simulated_federation(load_experiment(folder / "experiment.yaml")).sites.values():
+    for site in load_simulated_federation(load_experiment(folder / "experiment.yaml")).sites.values():
         for rows in site.part("validation").split(500):
             labels = site.y[rows].numpy()
             found = model.probabilities(site.x[rows]).argmax(dim=1).numpy() == labels

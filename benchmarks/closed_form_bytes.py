@@ -16,7 +16,7 @@ from benchmarks.table import RESULTS
 from perennial.foundation.files import replace_file
 from perennial.learning.analytic.compact import compact_statistics, read_compact
 from perennial.learning.analytic.statistics import Collector, SumsForm
-from perennial.models.feature_maps.projection import on_grid
+from perennial.models.feature_maps.projection import round_to_grid
 
 WIDTH, CLASSES = 2_560, range(10)
 RECORDS = (100, 300, 600, 1_200, 1_797)
@@ -29,7 +29,7 @@ def measure(records: int) -> dict[str, object]:
     weight = torch.randn(64, WIDTH, generator=generator) / 8
     bias = torch.randn(WIDTH, generator=generator) * 0.3
     inputs = torch.tensor(x / 16, dtype=torch.float32)
-    features = on_grid(torch.relu((inputs - inputs.mean(0)) @ weight + bias))[:records]
+    features = round_to_grid(torch.relu((inputs - inputs.mean(0)) @ weight + bias))[:records]
     collector = Collector(WIDTH, CLASSES)
     collector.add(features, torch.tensor(y)[:records])
     sums, form = collector.finish(), SumsForm(WIDTH + 1)

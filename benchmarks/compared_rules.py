@@ -24,7 +24,7 @@ class Compared(Median):
         raise NotImplementedError
 
     def combined(self, updates: UpdateFile) -> Iterator[tuple[str, int, Tensor]]:
-        pieces = list(updates.pieces())
+        pieces = list(updates.read_pieces())
         step, start = self.step(torch.cat([piece.rows for piece in pieces], dim=1)), 0
         for piece in pieces:
             width = piece.rows.shape[1]

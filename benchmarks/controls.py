@@ -28,7 +28,7 @@ from perennial.config.schema import ON_DISK
 from perennial.data.federation import SimulatedFederation, build
 from perennial.data.site import SiteData
 from perennial.foundation.streams import stream
-from perennial.learning.analytic.solve import Sums, gcv, ridge
+from perennial.learning.analytic.solve import Sums, compute_gcv, solve_ridge
 from perennial.learning.batches import to_float
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.pixels import RandomReLU
@@ -246,8 +246,8 @@ def linear(
     values = torch.cat([features.double(), torch.ones(len(y), 1, dtype=torch.float64)], dim=1)
     sums = torch.zeros(classes, values.shape[1], dtype=torch.float64).index_add_(0, y, values)
     found = Sums(values.T @ values, sums, torch.bincount(y, minlength=classes).double(), 1.0)
-    scores = gcv(found, SHRINKAGES, standardise=True)
-    head = ridge(found, SHRINKAGES[scores.index(min(scores))], standardise=True)
+    scores = compute_gcv(found, SHRINKAGES, standardise=True)
+    head = solve_ridge(found, SHRINKAGES[scores.index(min(scores))], standardise=True)
     return lambda x: head.scores(map_(x)).argmax(dim=1)
 
 

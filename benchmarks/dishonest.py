@@ -22,8 +22,8 @@ from benchmarks.adaptive import GOALS, TARGET, AdaptiveClient, backdoored, trigg
 from perennial.client.site import Site
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
-from perennial.config.simulation import simulated_federation, simulated_site_names
-from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
+from perennial.config.simulation import list_simulated_sites, load_simulated_federation
+from perennial.engine.grid import InProcessGrid, build_site_contexts, set_task_identity
 from perennial.engine.run import answer
 from perennial.foundation.errors import StateError
 from perennial.foundation.streams import stream, torch_seed
@@ -203,7 +203,7 @@ def attacked_run(settings: RunSettings, attack: str) -> dict[str, Any]:
     set_task_identity()
     experiment = settings.load()
     run_config = dict(vars(settings))
-    sites = len(simulated_site_names(experiment))
+    sites = len(list_simulated_sites(experiment))
     chosen = Attack.parsed(attack) if attack else None
     if chosen is None:
         client = answer
@@ -213,10 +213,12 @@ def attacked_run(settings: RunSettings, attack: str) -> dict[str, Any]:
         client = DishonestClient(chosen, sites, experiment.seed)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
     try:
-        summary = dict(serve(InProcessGrid(client, site_contexts(sites, run_config)), context, "in-process"))
+        summary = dict(
+            serve(InProcessGrid(client, build_site_contexts(sites, run_config)), context, "in-process")
+        )
     except StateError:
         # no update was finite any more: the model is lost
-        chance = 1 / len(simulated_federation(experiment).classes)
+        chance = 1 / len(load_simulated_federation(experiment).classes)
         return {
             "final_accuracy": chance,
             "balanced_accuracy": [chance],
@@ -239,7 +241,7 @@ def success(path: Path, experiment: Experiment, attack: str, moved: bool = False
     """
     if attack not in ("backdoor", "adaptive_backdoor", "one_class_flip"):
         return None
-    saved, data = load_saved(path), simulated_federation(experiment).test
+    saved, data = load_saved(path), load_simulated_federation(experiment).test
     if data is None:
         return None
     x, y = data.x[data.test], data.y[data.test]

@@ -32,14 +32,14 @@ def main(
     # as the command does, which leaves its imports out of garbage collection
     import_run()
     steps = 0
-    admitted = Gate._admitted
+    admitted = Gate._build_admitted
 
     def counted(self: Gate, site: str, reply: TrainReply) -> Admitted:
         nonlocal steps
         steps += reply.steps
         return admitted(self, site, reply)
 
-    Gate._admitted = counted
+    Gate._build_admitted = counted
     runs.mkdir(parents=True, exist_ok=True)
     experiment = write_workload(workload, runs)
     settings = RunSettings(str(experiment), changes, runs=str(runs), name="timed", device=device, gpu=gpu)

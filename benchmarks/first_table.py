@@ -22,7 +22,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from perennial.config.automatic_maps import WIDEST_PAIRED
 from perennial.config.experiment import Experiment
-from perennial.config.simulation import simulated_federation
+from perennial.config.simulation import load_simulated_federation
 from perennial.library import run
 
 SEEDS = range(1, 6)
@@ -91,7 +91,7 @@ def measured(
         "strategy": {"name": "analytic", "head": "auto"},
     }
     experiment = Experiment.of(**content)
-    federation = simulated_federation(experiment)
+    federation = load_simulated_federation(experiment)
     sites, test = [*federation.sites.values()], federation.test
     assert test is not None
     first = sites[0]

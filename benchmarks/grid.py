@@ -16,7 +16,7 @@ from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.config.schema import ON_DISK
 from perennial.foundation.files import replace_file
-from perennial.foundation.plugins import using
+from perennial.foundation.plugins import use_also
 
 Result = dict[str, Any]
 
@@ -163,12 +163,12 @@ def _kept(keep: Path | None, job: Job) -> Path | None:
 def run_job(experiment: Path, row: Row, seed: int, device: str, kept: Path | None = None) -> Ran:
     """One run of a row. kept: its run folder, in which it goes on if it began there; None: one of its own."""
     from benchmarks.dishonest import attacked_run
-    from perennial.engine.run import resumed_settings, run_in_process
+    from perennial.engine.run import load_resumed_settings, run_in_process
 
-    with tempfile.TemporaryDirectory(prefix="perennial-bench-") as folder, using([ROOT]):
+    with tempfile.TemporaryDirectory(prefix="perennial-bench-") as folder, use_also([ROOT]):
         overrides = json.dumps([*row.changes, f"seed={seed}"])
         if kept and (kept / "events.jsonl").exists():
-            settings = resumed_settings(None, [], None, kept, device)
+            settings = load_resumed_settings(None, [], None, kept, device)
         else:
             runs, name = (str(kept.parent), kept.name) if kept else (folder, "")
             settings = RunSettings(str(experiment), overrides, name, runs, device=device)

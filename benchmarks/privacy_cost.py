@@ -26,7 +26,7 @@ from perennial.client.identity import Identity
 from perennial.client.site import open_site
 from perennial.config.experiment import load_experiment
 from perennial.config.learner import LearnerConfig, Optimizer
-from perennial.config.simulation import simulated_site_names
+from perennial.config.simulation import list_simulated_sites
 from perennial.config.site import SitePolicy
 from perennial.data.config import AugmentationConfig, DataConfig
 from perennial.data.public_sets import load_digits
@@ -36,7 +36,7 @@ from perennial.learning.private_training import train_privately
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
-from perennial.models.incremental import IncrementalModel, travelling
+from perennial.models.incremental import IncrementalModel, select_travelling
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import Noise
 from perennial.protocol.messages import TrainRequest
@@ -117,12 +117,12 @@ class _Sites:
         policy = SitePolicy(answers=["train"])
         self.sites = [
             open_site(Identity(name, experiment, policy, folder / workload / name, "cpu", 1))
-            for name in simulated_site_names(experiment)
+            for name in list_simulated_sites(experiment)
         ]
         process = self.sites[0].process
         classes, shape = process.registry.schedule.num_classes(1), self.sites[0].data.input_shape
         model = build_model(experiment.model, shape, classes, experiment.seed)
-        self._arrays = Tensors(travelling(model))
+        self._arrays = Tensors(select_travelling(model))
         self._stamp: dict[str, Any] = {
             "run": "cost",
             "experiment": experiment.digest,

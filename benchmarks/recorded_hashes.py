@@ -26,7 +26,7 @@ from perennial.config.run import APP_ROOT, RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.files import replace_file
 from perennial.privacy import noise
-from perennial.server.summary import MODEL_HASHES, hashes_of
+from perennial.server.summary import MODEL_HASHES, extract_hashes
 
 RUNS = Path(__file__).with_name("recorded_runs.yaml")
 RECORD = Path(__file__).with_name("results") / "recorded_hashes.json"
@@ -51,7 +51,7 @@ def hashes_of_run(experiment: str, overrides: list[str], runs: Path) -> dict[str
         runs=str(runs),
         device="cpu",
     )
-    return hashes_of(run_in_process(settings))
+    return extract_hashes(run_in_process(settings))
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def repeated_noise() -> Iterator[None]:
     def stream() -> CipherContext:
         return Cipher(algorithms.AES(next(drawn).to_bytes(32)), modes.CTR(bytes(16))).encryptor()
 
-    with patch.object(noise, "new_stream", stream):
+    with patch.object(noise, "open_stream", stream):
         yield
 
 

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from benchmarks.paper_claims import Claim
 from perennial.config.experiment import Experiment, load_experiment
-from perennial.foundation.errors import ConfigError, nearest
-from perennial.foundation.plugins import using
+from perennial.foundation.errors import ConfigError, suggest_nearest
+from perennial.foundation.plugins import use_also
 
 ROOT = Path(__file__).resolve().parents[1]
 """Also the folder of the plug-ins of tables: experiments name them as benchmarks.MODULE:Class."""
@@ -54,7 +54,7 @@ class Row:
 
     def load(self, seed: int) -> Experiment:
         """The experiment of one seed, resolved."""
-        with using([ROOT]):
+        with use_also([ROOT]):
             return load_experiment(self.file, list(self.changes), seed)
 
 
@@ -122,6 +122,6 @@ def table_called(name: str) -> Table:
     found = tables()
     if name not in found:
         raise ConfigError(
-            f"no table {name!r}{nearest(name, found)}; tables: {', '.join(sorted(found)) or 'none'}"
+            f"no table {name!r}{suggest_nearest(name, found)}; tables: {', '.join(sorted(found)) or 'none'}"
         )
     return found[name]

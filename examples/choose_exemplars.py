@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
-from perennial.client.exemplars import herding, nearest, random_by_hash
-from perennial.data.splits import KeyedHash, content_groups, simulation_key
+from perennial.client.exemplars import select_by_hash, select_by_herding, select_nearest
+from perennial.data.splits import KeyedHash, derive_simulation_key, group_by_content
 
 BUDGETS = (1, 2, 5, 10, 20)
 
@@ -17,12 +17,12 @@ def main(label: int) -> None:
     pixels, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(pixels[labels == label])
     features = images / images.norm(dim=1, keepdim=True)
-    keyed = KeyedHash(simulation_key(seed=1), content_groups(images))
+    keyed = KeyedHash(derive_simulation_key(seed=1), group_by_content(images))
     hashes = keyed.values("exemplars", np.arange(len(images)))
     ways = {
-        "herding": lambda budget: herding(features, budget),
-        "nearest": lambda budget: nearest(features, budget),
-        "random": lambda budget: random_by_hash(hashes, budget),
+        "herding": lambda budget: select_by_herding(features, budget),
+        "nearest": lambda budget: select_nearest(features, budget),
+        "random": lambda budget: select_by_hash(hashes, budget),
     }
     print(f"{len(images)} images of a {label}; distance of the mean of the chosen to the class mean")
     print("budget  " + "".join(f"{budget:8d}" for budget in BUDGETS))

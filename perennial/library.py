@@ -10,17 +10,17 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perennial.cli.check_resume import brought_up_to_date
+from perennial.cli.check_resume import update_sums
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings, find_experiment
 from perennial.config.yaml_file import apply_overrides
-from perennial.engine.callbacks import Callback, told
+from perennial.engine.callbacks import Callback, notify_callbacks
 from perennial.engine.cohorts import Asked
-from perennial.engine.run import resumed_settings, run_in_process
-from perennial.engine.run_folders import new_run_folder
+from perennial.engine.run import load_resumed_settings, run_in_process
+from perennial.engine.run_folders import create_run_folder
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.installation import require_own_package
-from perennial.foundation.plugins import Named, using
+from perennial.foundation.plugins import Named, use_also
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,14 +80,14 @@ class Model:
         import torch
 
         from perennial.learning.batches import to_float
-        from perennial.models.prediction import answers
+        from perennial.models.prediction import predict_answers
 
         inputs = self.saved.inputs
         if tuple(x.shape[1:]) != inputs.shape:
             raise ConfigError(f"model: found inputs of shape {tuple(x.shape[1:])}, allowed {inputs.shape}")
         with torch.no_grad():
             logits = self.saved.classifier(to_float(x, inputs.mean, inputs.std))
-        return answers(logits, self.saved.confidence, self.classes)
+        return predict_answers(logits, self.saved.confidence, self.classes)
 
     def predict(self, samples: "Sequence[Path | str] | np.ndarray") -> list[Prediction]:
         """One prediction for each image file, and for each row of an array, table or .npz array; folders too.
@@ -99,31 +99,31 @@ class Model:
 
         if not isinstance(samples, np.ndarray):
             return [*self.predictions(samples)]
-        from perennial.data.npz import features
+        from perennial.data.npz import convert_samples
 
         names = [f"row {row}" for row in range(len(samples))]
-        return [*self._named(names, self.answers(features(samples, "predict")))]
+        return [*self._name_answers(names, self.answers(convert_samples(samples, "predict")))]
 
     def predictions(self, paths: Sequence[Path | str]) -> Iterator[Prediction]:
         """The same one after the other, for more samples than fit in memory."""
         from perennial.data.config import DataConfig
         from perennial.data.images import ImageReading
-        from perennial.data.inputs import files_in, read_inputs
+        from perennial.data.inputs import list_files, read_inputs
 
         inputs = self.saved.inputs
         data = DataConfig.model_validate(self.saved.settings["data"])
         shape, stored = inputs.shape, inputs.stored
         reading, fill = ImageReading.of(data), inputs.filling
-        files = files_in([*map(Path, paths)], of_images=len(shape) == 3)
+        files = list_files([*map(Path, paths)], of_images=len(shape) == 3)
         cells = data.missing, data.units, data.limits
         for names, x in read_inputs(files, shape, stored, fill, inputs.columns, reading, *cells):
-            yield from self._named(names, self.answers(x))
+            yield from self._name_answers(names, self.answers(x))
 
-    def _named(self, names: Sequence[str], answers: "Answers") -> Iterator[Prediction]:
+    def _name_answers(self, names: Sequence[str], answers: "Answers") -> Iterator[Prediction]:
         sets = None if answers.sets is None else answers.sets.tolist()
         for row, (name, shares) in enumerate(zip(names, answers.probabilities.tolist(), strict=True)):
             reached = {label: bool(values[row]) for label, values in answers.reached.items()}
-            found = self._prediction(name, shares, None if sets is None else sets[row])
+            found = self._build_prediction(name, shares, None if sets is None else sets[row])
             yield replace(found, reached=reached)
 
     def _repr_html_(self) -> str:
@@ -132,7 +132,7 @@ class Model:
             f"<p>Model of {len(self.classes)} classes ({escape(', '.join(self.classes))}), inputs {shape}</p>"
         )
 
-    def _prediction(self, name: str, shares: list[float], members: list[bool] | None) -> Prediction:
+    def _build_prediction(self, name: str, shares: list[float], members: list[bool] | None) -> Prediction:
         ranked = sorted(range(len(shares)), key=lambda label: -shares[label])
         inside = None if members is None else tuple(self.classes[label] for label in ranked if members[label])
         probabilities = dict(zip(self.classes, shares, strict=True))
@@ -197,9 +197,9 @@ class Run:
 
     def model_of(self, site: str) -> Model:
         """The model of one simulated site's own. Raises StateError where it has none."""
-        from perennial.models.saved import load_saved, model_file
+        from perennial.models.saved import find_model_file, load_saved
 
-        return Model(load_saved(model_file(self.folder, site)))
+        return Model(load_saved(find_model_file(self.folder, site)))
 
 
 def load_run(folder: Path | str) -> Run:
@@ -252,7 +252,7 @@ def run(
     Raises a PerennialError that says what is wrong before anything starts.
     """
     require_own_package()
-    with using(plugins):
+    with use_also(plugins):
         if data is not None and not isinstance(experiment, Mapping):
             raise ConfigError(
                 "run: data: goes with a mapping; a file or an Experiment says where its data are"
@@ -260,10 +260,10 @@ def run(
         if resume is not None:
             more = Experiment.of(**experiment) if isinstance(experiment, Mapping) else experiment
             with _as_file(more) as path:
-                settings = resumed_settings(path, [*overrides], seed, Path(resume), device, threads)
+                settings = load_resumed_settings(path, [*overrides], seed, Path(resume), device, threads)
                 folder = settings.folder(settings.load())
-                brought_up_to_date(folder, settings.load())
-                with told(callbacks, folder.name) as listener:
+                update_sums(folder, settings.load())
+                with notify_callbacks(callbacks, folder.name) as listener:
                     summary = run_in_process(replace(settings, gpu=gpu), workers, listener, cohort)
                 return Run(folder, summary)
         changes = [*overrides, *([] if seed is None else [f"seed={seed}"])]
@@ -274,9 +274,9 @@ def run(
         elif experiment is None:
             raise ConfigError("run: give an experiment, or resume=FOLDER")
         else:
-            content, found = {}, _changed(experiment, changes)
+            content, found = {}, _apply_changes(experiment, changes)
             usual = found.name
-        with new_run_folder(name or usual, runs, overwrite) as folder:
+        with create_run_folder(name or usual, runs, overwrite) as folder:
             if found is None:
                 if data is not None:
                     content["data"] = {**data.write(folder / "data.npz"), **content.get("data", {})}
@@ -290,11 +290,11 @@ def run(
                     threads=threads,
                     gpu=gpu,
                 )
-                with told(callbacks, folder.name) as listener:
+                with notify_callbacks(callbacks, folder.name) as listener:
                     return Run(folder, run_in_process(settings, workers, listener, cohort))
 
 
-def _changed(experiment: Experiment | Path | str, changes: list[str]) -> Experiment:
+def _apply_changes(experiment: Experiment | Path | str, changes: list[str]) -> Experiment:
     """An experiment with KEY=VALUE applied to what its file, or the object, says."""
     if not isinstance(experiment, Experiment):
         return load_experiment(find_experiment(Path(experiment)), changes)

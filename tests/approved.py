@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from perennial.config.approval import Approval
-from perennial.config.document import document_digest
+from perennial.config.document import compute_document_digest
 from perennial.config.experiment import load_experiment
 from perennial.config.yaml_file import parse_yaml
 
@@ -15,7 +15,7 @@ def approve_installed(experiment: Path, approvals: Path) -> Approval:
     approval = Approval(
         app="",
         bundle="",
-        experiment=document_digest(parse_yaml(document, str(experiment))),
+        experiment=compute_document_digest(parse_yaml(document, str(experiment))),
         document=document,
         time=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -13,7 +13,7 @@ from flwr.app import Context, Message, RecordDict
 
 from perennial.client.app import app
 from perennial.config.experiment import Experiment, load_experiment
-from perennial.config.simulation import simulated_federation
+from perennial.config.simulation import load_simulated_federation
 from perennial.config.site import load_site_config
 from perennial.data.schedule import Registry
 from perennial.engine.grid import set_task_identity
@@ -37,7 +37,7 @@ from perennial.protocol.messages import (
 )
 from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, ShareRequest, VoteRequest
 from perennial.protocol.stamp import VERSION, Stamp
-from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.protocol.tensors import Tensors, hash_tensors
 from tests.approved import approve_installed
 
 EXPERIMENT: dict[str, Any] = {
@@ -95,7 +95,7 @@ class DeployedSite:
         self.state_dir = folder / "state"
         approve_installed(path, load_site_config(self.file).approvals)
         self.experiment: Experiment = load_experiment(path)
-        federation = simulated_federation(self.experiment)
+        federation = load_simulated_federation(self.experiment)
         self.registry: Registry = federation.registry
         self._shape = federation.input_shape
         run_config: Any = {"digest": self.experiment.digest}
@@ -109,7 +109,7 @@ class DeployedSite:
     def arrays(self, task: int) -> Tensors:
         """The tensors of a fresh model that travel in a task."""
         flat = FlatParameters(self._built(task))
-        return Tensors({name: tensor.clone() for name, tensor in flat.views(flat.vector).items()})
+        return Tensors({name: tensor.clone() for name, tensor in flat.view_tensors(flat.vector).items()})
 
     def _built(self, task: int) -> IncrementalModel:
         classes = self.registry.schedule.num_classes(task)
@@ -135,7 +135,7 @@ class DeployedSite:
         previous_model: dict[str, Any] | None = None,
     ) -> TrainRequest | FinishTaskRequest:
         """A request of a round as an honest server makes it, with any model as that of the task before."""
-        previous = "" if previous_model is None else content_sha256(previous_model)
+        previous = "" if previous_model is None else hash_tensors(previous_model)
         before = None if previous_model is None else Tensors(previous_model)
         stamp = self.stamp(number, run)
         return kind(**stamp, arrays=self.arrays(number), previous=previous, previous_arrays=before)
@@ -149,7 +149,7 @@ class DeployedSite:
         for number in (1, 2):
             stamp, arrays = self.stamp(number), self.arrays(number)
             previous: dict[str, Any] = {
-                "previous": content_sha256(before),
+                "previous": hash_tensors(before),
                 "previous_arrays": Tensors(before),
             }
             rest: dict[str, Any] = {"arrays": arrays} | (previous if number == 2 else {})

@@ -3,7 +3,7 @@
 from perennial.data.config import DataConfig, NormaliseConfig
 from perennial.data.federation import SimulatedFederation
 from perennial.data.sources import load
-from perennial.data.table_columns import numeric_indices
+from perennial.data.table_columns import locate_numbers
 
 
 def resolved(federation: SimulatedFederation, config: DataConfig) -> DataConfig:
@@ -12,7 +12,7 @@ def resolved(federation: SimulatedFederation, config: DataConfig) -> DataConfig:
     normalise: dict[str, object] = {"mean": mean, "std": std}
     found: dict[str, object] = {"classes": load(config, 0).classes}
     if federation.columns is not None:
-        indices = numeric_indices(federation.columns)
+        indices = locate_numbers(federation.columns)
         normalise = {
             key: {name: values[place] for name, place in indices.items()}
             for key, values in (("mean", mean), ("std", std))

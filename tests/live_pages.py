@@ -17,10 +17,10 @@ from urllib.parse import urlencode
 import pytest
 from starlette.types import ASGIApp
 
-from perennial.foundation.heartbeat import beating
+from perennial.foundation.heartbeat import keep_beating
 from perennial.live import diagnosis
 from perennial.live.operator import OperatorPages
-from perennial.live.web import allowed_hosts, make_server
+from perennial.live.web import list_allowed_hosts, make_server
 from perennial.server.control import ALIVE
 from perennial.server.journal import Journal
 from perennial.server.live_status import LiveStatusFile
@@ -46,7 +46,7 @@ def served(app: ASGIApp) -> Iterator[str]:
 def operator_pages(runs: Path) -> Iterator[str]:
     """The operator's pages over a folder of runs; their address."""
     pages = OperatorPages(runs)
-    with served(pages.app(allowed_hosts("127.0.0.1", []))) as address:
+    with served(pages.app(list_allowed_hosts("127.0.0.1", []))) as address:
         yield address
 
 
@@ -118,7 +118,7 @@ def room_for(free: float, total: float = 1e12) -> Iterator[None]:
 def going_on(runs: Path, name: str = "trial") -> Iterator[GoingOn]:
     """A run with a heartbeat and room on its disk."""
     run = GoingOn(runs, name)
-    with room_for(1e12), beating(run.folder / ALIVE):
+    with room_for(1e12), keep_beating(run.folder / ALIVE):
         yield run
 
 

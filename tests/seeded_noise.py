@@ -54,7 +54,7 @@ def repeatable_noise() -> Iterator[None]:
         finish(self, outcome)
 
     with (
-        patch("perennial.privacy.noise.new_stream", stream),
+        patch("perennial.privacy.noise.open_stream", stream),
         patch.object(app, "speak_of", spoken),
         patch.object(CentralPrivacy, "finish_round", finished),
     ):

@@ -15,5 +15,5 @@ def split_key_of(run: Path) -> Iterator[None]:
     """Inside, simulated data are divided by the key of the run in a folder."""
     checkpoint, _ = load_checkpoint(run / CHECKPOINT)
     key = bytes.fromhex(checkpoint.progress.split_key)
-    with patch.object(federation, "simulation_key", lambda seed: key):
+    with patch.object(federation, "derive_simulation_key", lambda seed: key):
         yield

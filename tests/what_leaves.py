@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from perennial.privacy.statement import uncovered_in_words
+from perennial.privacy.statement import describe_uncovered
 from perennial.protocol import messages, secure_messages
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.measurements import MEASUREMENTS
@@ -64,7 +64,7 @@ the settings in a private run, and a figure of the data in others.
 
 def page() -> str:
     """The page's text."""
-    uncovered = "".join(f"- {words}.\n" for words in uncovered_in_words())
+    uncovered = "".join(f"- {words}.\n" for words in describe_uncovered())
     lines = ["| reply | field | type | what it is |", "| --- | --- | --- | --- |"]
     lines += [line for message in UP for line in _rows(message)]
     return HEAD.replace("UNCOVERED\n", f"{uncovered}\n") + "\n".join(lines) + "\n\n" + _measurements()

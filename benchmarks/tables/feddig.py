@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.paper_claims import Claim
 from benchmarks.table import ROOT, TEN_SEEDS, Measure, Row, Table
 from perennial.config.experiment import load_experiment
-from perennial.config.simulation import simulated_federation
+from perennial.config.simulation import load_simulated_federation
 
 SEQUENTIAL, AVERAGED = "mean of the last 9 rounds", 9
 IMAGE_BRANCH_ONLY = ("model.name=small_cnn", "model.backbone=null")
@@ -35,7 +35,7 @@ def lost_classes(site: str) -> Measure:
 
     def measure(summary: dict[str, Any]) -> float:
         file = ROOT / "experiments" / "feddig_classes_digits.yaml"
-        held = simulated_federation(load_experiment(file, seed=summary["seed"])).sites[site]
+        held = load_simulated_federation(load_experiment(file, seed=summary["seed"])).sites[site]
         after_task = summary["class_accuracy"][0]
         labels = held.counts("train", len(after_task)).nonzero().flatten().tolist()
         before = sum(after_task[label] for label in labels)

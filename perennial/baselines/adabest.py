@@ -60,7 +60,7 @@ class DecayedMean(CorrectedMean):
         self._beta = method.beta
 
     def moved(self) -> dict[str, Tensor]:
-        before, mean = self.corrected.memory, self.sum.added_to(self.ctx.reference)
+        before, mean = self.corrected.memory, self.sum.add_to(self.ctx.reference)
         self.corrected.memory = {name: mean[name] for name in before}
         return {
             name: tensor if is_statistic(name) else tensor - self._beta * (before[name] - tensor)

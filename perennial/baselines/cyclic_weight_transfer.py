@@ -65,7 +65,7 @@ class Serial(FedAvg):
             outcome.absent.append(site)
         else:
             outcome.take(reply)
-            return step.added_to(arrays)
+            return step.add_to(arrays)
         finally:
             outcome.bytes_down += self._chain.sent
             outcome.seconds += time.monotonic() - start

@@ -23,7 +23,7 @@ from perennial.strategies.sums.exact_sum import ExactSum
 from perennial.strategies.sums.update_file import UpdateFile
 
 
-def discrepancies(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+def measure_discrepancies(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """(K,) KL divergences of K sites' label distributions from the uniform one, over their sum.
 
     Uniform is over the classes that any of the sites holds. Natural logarithm; the sum over the sites is the
@@ -41,7 +41,7 @@ A, B = 0.5, 0.1
 """The authors' own, of their experiments."""
 
 
-def disco_weights(samples: Sequence[int], distances: NDArray[np.float64]) -> NDArray[np.float64]:
+def compute_disco_weights(samples: Sequence[int], distances: NDArray[np.float64]) -> NDArray[np.float64]:
     """(K,) weights that sum to 1: max(0, n_k/n - A d_k + B), normalised; n_k/n where every term is 0."""
     shares = np.asarray(samples, dtype=np.float64) / sum(samples)
     raw = np.maximum(0.0, shares - A * distances + B)
@@ -83,7 +83,7 @@ class BalancedMean(Aggregator):
 
     def add(self, reply: Admitted) -> None:
         reported = reply.metrics.get(LABEL_COUNTS)
-        counts = checked_counts(reported, reply.num_examples) if self._method.asked else []
+        counts = check_counts(reported, reply.num_examples) if self._method.asked else []
         if not self._grid.holds(self._most, reply.norm):
             raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
         if self._method.asked:
@@ -93,15 +93,15 @@ class BalancedMean(Aggregator):
 
     def result(self) -> dict[str, Tensor]:
         sites = sorted(self._replies)
-        weights = dict(zip(sites, self._weights(sites).tolist(), strict=True))
+        weights = dict(zip(sites, self._compute_weights(sites).tolist(), strict=True))
         # weights that sum to the number of sites, so that the grid's step is small beside them for any number
         total = ExactSum(self.ctx.reference, self._grid)
         for site, update in self._waiting:
             total.add(update, weights[site] * len(sites), self._replies[site].norm)
         self.ctx.outcome.details["weights"] = weights
-        return total.added_to(self.ctx.reference, len(sites))
+        return total.add_to(self.ctx.reference, len(sites))
 
-    def _weights(self, sites: Sequence[str]) -> NDArray[np.float64]:
+    def _compute_weights(self, sites: Sequence[str]) -> NDArray[np.float64]:
         samples = [self._replies[site].num_examples for site in sites]
         if not self._counts:
             return np.array(samples, dtype=np.float64) / sum(samples)
@@ -109,10 +109,10 @@ class BalancedMean(Aggregator):
         counts = np.array(
             [self._counts[site] + [0] * (width - len(self._counts[site])) for site in sites], dtype=np.int64
         )
-        return disco_weights(samples, discrepancies(counts))
+        return compute_disco_weights(samples, measure_discrepancies(counts))
 
 
-def checked_counts(value: Any, samples: int) -> list[int]:
+def check_counts(value: Any, samples: int) -> list[int]:
     """Check a site's label counts, and spread withheld samples evenly over the classes that it withholds.
 
     samples: number on which it trained. Returns a count for each class.

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from perennial.foundation.streams import stream, torch_seed
-from perennial.models.layers import seeded_initialisation
+from perennial.models.layers import seed_initialisation
 
 NOISE = 64
 WIDTH = 32
@@ -29,7 +29,7 @@ class SampleGenerator(nn.Module):
         super().__init__()
         self.input_shape = input_shape
         self._image = len(input_shape) == 3
-        with seeded_initialisation(seed, "sample-generator", number):
+        with seed_initialisation(seed, "sample-generator", number):
             if self._image:
                 channels, height, width = input_shape
                 self._sides = [
@@ -92,37 +92,37 @@ def synthesise(
     device = next(teacher.parameters()).device
     teacher = copy.deepcopy(teacher).eval().requires_grad_(False)
     student = copy.deepcopy(teacher).requires_grad_(True)
-    with seeded_initialisation(seed, "inversion", task):
+    with seed_initialisation(seed, "inversion", task):
         for module in student.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
                 module.reset_parameters()
     draw = torch.Generator().manual_seed(torch_seed(stream(seed, "inversion", task)))
     generator = SampleGenerator(input_shape, seed, task).to(device).train()
-    distance = _statistics_distance(teacher)
+    distance = _watch_statistics(teacher)
     slow = torch.optim.Adam(generator.parameters(), LR)
     fast = torch.optim.Adam(student.parameters(), LR)
     for _ in range(steps):
         noise = torch.randn(BATCH, NOISE, generator=draw).to(device)
         labels = torch.randint(classes, (BATCH,), generator=draw).to(device)
-        inputs = generator(_marked(noise, labels))
+        inputs = generator(_mark(noise, labels))
         sure = teacher(inputs)[:, :classes]
         loss = F.cross_entropy(sure, labels) + STATISTICS * distance()
-        loss = loss - BOUNDARY * _difference(student(inputs)[:, :classes], sure, temperature)
+        loss = loss - BOUNDARY * _measure_difference(student(inputs)[:, :classes], sure, temperature)
         slow.zero_grad()
         loss.backward()
         slow.step()
         inputs = inputs.detach()
         fast.zero_grad()
-        _difference(student(inputs)[:, :classes], sure.detach(), temperature).backward()
+        _measure_difference(student(inputs)[:, :classes], sure.detach(), temperature).backward()
         fast.step()
     labels = torch.arange(count, device=device) % classes
     noise = torch.randn(count, NOISE, generator=draw).to(device)
-    made = generator.samples(_marked(noise, labels))
+    made = generator.samples(_mark(noise, labels))
     with torch.no_grad():
         return made, teacher(made)[:, :classes]
 
 
-def _difference(ours: Tensor, theirs: Tensor, temperature: float) -> Tensor:
+def _measure_difference(ours: Tensor, theirs: Tensor, temperature: float) -> Tensor:
     """KL(theirs || ours), softened, mean over the batch."""
     return F.kl_div(
         F.log_softmax(ours / temperature, dim=1),
@@ -132,13 +132,13 @@ def _difference(ours: Tensor, theirs: Tensor, temperature: float) -> Tensor:
     )
 
 
-def _marked(noise: Tensor, labels: Tensor) -> Tensor:
+def _mark(noise: Tensor, labels: Tensor) -> Tensor:
     """noise with the label in it: a fixed direction for each class."""
     marks = torch.sin((labels[:, None] + 1.0) * torch.arange(1, NOISE + 1, device=noise.device))
     return noise + 2 * marks
 
 
-def _statistics_distance(model: nn.Module) -> Callable[[], Tensor]:
+def _watch_statistics(model: nn.Module) -> Callable[[], Tensor]:
     """A function of the latest forward pass: how far its batch is from the running statistics."""
     seen: dict[nn.Module, Tensor] = {}
 
@@ -153,7 +153,7 @@ def _statistics_distance(model: nn.Module) -> Callable[[], Tensor]:
         if isinstance(module, nn.BatchNorm2d):
             module.register_forward_pre_hook(look)
 
-    def distance() -> Tensor:
+    def measure() -> Tensor:
         return torch.stack(list(seen.values())).sum() if seen else torch.zeros(())
 
-    return distance
+    return measure

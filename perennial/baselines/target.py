@@ -14,13 +14,13 @@ from perennial.baselines.inversion import synthesise
 from perennial.foundation.devices import to_device
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.streams import stream, torch_seed
-from perennial.learning.losses import distillation
+from perennial.learning.losses import compute_distillation
 from perennial.learning.objective import Term
 from perennial.learning.site_method import LocalTurn, SiteMethod
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.request import Arrays, TaskStart, Traits, nested, part
+from perennial.strategies.round.request import Arrays, TaskStart, Traits, add_prefix, extract_prefixed
 
 MADE = "rehearsal"
 """Prefix of the made inputs among the tensors of a request."""
@@ -49,7 +49,9 @@ class MadeInputs:
 
     def term(self, logits: Tensor, targets: Tensor) -> Term:
         """The weighted distillation loss of logits against targets, both of one batch of draw()."""
-        return Term(distillation(logits, targets, self.temperature), (self.temperature**2, self.weight))
+        return Term(
+            compute_distillation(logits, targets, self.temperature), (self.temperature**2, self.weight)
+        )
 
 
 class TargetSite(SiteMethod):
@@ -60,7 +62,7 @@ class TargetSite(SiteMethod):
 
     def open(self, turn: LocalTurn) -> None:
         request = turn.request
-        given = part(MADE, request.method or {})
+        given = extract_prefixed(MADE, request.method or {})
         if not given:
             return
         x, logits = given.get("x"), given.get("logits")
@@ -136,13 +138,13 @@ class Target(FedAvg):
         self.made = {"x": inputs, "logits": logits}
 
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
-        return dict.fromkeys(sites, self._with_inputs(request) if self.made else request)
+        return dict.fromkeys(sites, self._add_inputs(request) if self.made else request)
 
     def state_dict(self) -> dict[str, Any]:
-        return nested("made", self.made)
+        return add_prefix("made", self.made)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.made = part("made", state)
+        self.made = extract_prefixed("made", state)
 
-    def _with_inputs(self, request: TrainRequest) -> TrainRequest:
-        return replace(request, method=Tensors({**(request.method or {}), **nested(MADE, self.made)}))
+    def _add_inputs(self, request: TrainRequest) -> TrainRequest:
+        return replace(request, method=Tensors({**(request.method or {}), **add_prefix(MADE, self.made)}))

@@ -18,7 +18,7 @@ from perennial.config.strategies import HEADS_OF_A_MAP, MOST_CANDIDATES
 from perennial.config.yaml_file import read_yaml
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError
-from perennial.models.feature_maps.config import choice_names, size_to_read
+from perennial.models.feature_maps.config import choose_image_size, name_choices
 
 if TYPE_CHECKING:
     from perennial.data.config import DataConfig
@@ -38,7 +38,7 @@ def check_command(
     overrides: KEY=VALUE of an experiment.
     """
     console = Console(highlight=False, markup=False)
-    with _bounded_memory(path, gigabytes):
+    with _limit_memory(path, gigabytes):
         content = read_yaml(path)
         if "tasks" not in content and (path.stem == "site" or content.keys() & SITE_ONLY):
             if overrides:
@@ -46,14 +46,14 @@ def check_command(
                     f"--set: found with {path}, which is a site's file; allowed for an experiment"
                 )
             site = load_site_config(path)
-            with plugins.only(site.plugins):
+            with plugins.use_only(site.plugins):
                 _check_site(console, site, load_experiment(experiment) if experiment else None)
         else:
             _check_experiment(console, load_experiment(path, [*overrides]))
 
 
 @contextmanager
-def _bounded_memory(path: Path, gigabytes: float) -> Iterator[None]:
+def _limit_memory(path: Path, gigabytes: float) -> Iterator[None]:
     """Raises ConfigError where the block needs more memory than this; only the block is bounded."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
     most = int(gigabytes * GIBIBYTE)
@@ -75,16 +75,16 @@ def _bounded_memory(path: Path, gigabytes: float) -> Iterator[None]:
 def _check_experiment(console: Console, experiment: Experiment) -> None:
     import torch
 
-    from perennial.server.preflight import preflight
+    from perennial.server.preflight import run_preflight
 
-    checked = preflight(experiment, torch.device("cpu"))
+    checked = run_preflight(experiment, torch.device("cpu"))
     facts, schedule = checked.facts, checked.facts.registry.schedule
     console.print(
         f"{experiment.name}: {facts.sites} sites, inputs {facts.inputs.shape}, "
         f"{checked.parameters} trained parameters"
     )
     for task in range(1, schedule.count + 1):
-        names = ", ".join(facts.registry.classes[label] for label in schedule.classes_of(task))
+        names = ", ".join(facts.registry.classes[label] for label in schedule.list_classes(task))
         rounds = experiment.lead_rounds(task) + schedule.rounds[task - 1]
         console.print(f"  task {task}: {names} ({rounds} rounds)")
     from perennial.strategies.analytic.method import Analytic
@@ -92,32 +92,34 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
     closed_form = checked.strategy.find(Analytic)
     if experiment.secure is not None:
         closed_form = None
-        console.print(f"  {_sums(experiment.secure, facts.sites, shared_noise=experiment.privacy.shared)}")
+        console.print(
+            f"  {_describe_sums(experiment.secure, facts.sites, shared_noise=experiment.privacy.shared)}"
+        )
     kept = 0
     if closed_form is not None:
-        kept = closed_form.kept_bytes(checked.width, schedule, experiment.privacy)
+        kept = closed_form.count_kept_bytes(checked.width, schedule, experiment.privacy)
     if kept:
         console.print(
             f"  keep_sites: sums of {kept / 1e6:,.1f} MB a site stay on the server's disk, "
             f"{kept * facts.sites / 1e9:,.2f} GB for {facts.sites} sites at most, until the run's folder goes"
         )
     if experiment.strategy.parameters.get("head") == "auto":
-        console.print(*_choices(experiment, checked), sep="\n", soft_wrap=True)
+        console.print(*_describe_choices(experiment, checked), sep="\n", soft_wrap=True)
     if experiment.strategy.trains:
         written = experiment.learner.model_dump(mode="json", exclude_defaults=True)
         lines = yaml.safe_dump(written, sort_keys=False, default_flow_style=None).splitlines()
         console.print(f"{describe_learner(experiment)}; written out:", soft_wrap=True)
         console.print("  preset: none", *lines, sep="\n  ")
-    for note in [*facts.notes, *_enlarged(experiment)]:
+    for note in [*facts.notes, *_describe_enlarged(experiment)]:
         console.print(f"  note: {note}", soft_wrap=True)
     if not experiment.data.only_at_sites:
         from perennial.cli.data_tables import describe_data, print_data
-        from perennial.config.simulation import simulated_federation
-        from perennial.data.suspicion import suspicions
+        from perennial.config.simulation import load_simulated_federation
+        from perennial.data.suspicion import find_suspicions
 
-        federation, classes = simulated_federation(experiment), facts.registry.classes
+        federation, classes = load_simulated_federation(experiment), facts.registry.classes
         print_data(console, describe_data(federation.sites, classes))
-        for question in suspicions(experiment.data, federation.sites, classes, federation.test):
+        for question in find_suspicions(experiment.data, federation.sites, classes, federation.test):
             console.print(f"  question: {question}", soft_wrap=True)
         _print_ranks(console, experiment.data, federation.columns)
     console.print("ok")
@@ -131,9 +133,9 @@ def _print_ranks(console: Console, data: "DataConfig", columns: Mapping[str, Any
     if data.source != "csv" or data.path is None or columns is None or len(columns) < 2:
         return
     from perennial.data.leaks import rank_columns
-    from perennial.data.table import table_file
+    from perennial.data.table import read_table
 
-    ranked = rank_columns(table_file(data), data.label_column, columns, data.missing)
+    ranked = rank_columns(read_table(data), data.label_column, columns, data.missing)
     console.print("columns by how well each alone tells the class (AUROC; .5 tells nothing):")
     for told in ranked[:MOST_RANKED]:
         console.print(f"  {told}", soft_wrap=True)
@@ -141,9 +143,9 @@ def _print_ranks(console: Console, data: "DataConfig", columns: Mapping[str, Any
         console.print(f"  and {len(ranked) - MOST_RANKED} more, of {ranked[MOST_RANKED].auroc:.3f} or less")
 
 
-def _enlarged(experiment: Experiment) -> Iterator[str]:
+def _describe_enlarged(experiment: Experiment) -> Iterator[str]:
     """What a map of images enlarges again after it was read."""
-    data, wanted = experiment.data, size_to_read(experiment.model.maps)
+    data, wanted = experiment.data, choose_image_size(experiment.model.maps)
     size = data.size if data.source == "folder" else None
     if size and wanted and (size[0] < wanted[0] or size[1] < wanted[1]):
         yield (
@@ -152,7 +154,7 @@ def _enlarged(experiment: Experiment) -> Iterator[str]:
         )
 
 
-def _choices(experiment: Experiment, checked: "Checked") -> Iterator[str]:
+def _describe_choices(experiment: Experiment, checked: "Checked") -> Iterator[str]:
     """What it costs in messages and minutes that validation samples choose, and among which maps."""
     from perennial.learning.analytic.statistics import SumsForm
 
@@ -166,7 +168,7 @@ def _choices(experiment: Experiment, checked: "Checked") -> Iterator[str]:
         sums = 1e-6 * sum(SumsForm(width + 1).bytes(schedule.num_classes(1)) for width in alone)
         heads, minutes = of(alone, HEADS_OF_A_MAP)
         for choice in experiment.model.choices:
-            names = ", ".join(choice_names(choice))
+            names = ", ".join(name_choices(choice))
             yield f"  one of these maps is chosen in task 1, for the whole run: {names}"
         yield (
             f"  to choose, {len(alone)} more messages of sums from each site, {sums:,.1f} MB together, and "
@@ -179,11 +181,11 @@ def _choices(experiment: Experiment, checked: "Checked") -> Iterator[str]:
     )
 
 
-def _sums(secure: SecureConfig, sites: int, *, shared_noise: bool) -> str:
+def _describe_sums(secure: SecureConfig, sites: int, *, shared_noise: bool) -> str:
     """What the server sees of a run under `secure`."""
     if not secure.masks:
         return "secure: masks false, so the server sees each site's integers; for comparisons only"
-    needed = secure.parameters(shared_noise=shared_noise).survivors_needed(sites)
+    needed = secure.parameters(shared_noise=shared_noise).count_survivors_needed(sites)
     return (
         f"secure: the server sees sums of at least {needed} of {sites} sites, unless more than "
         f"{secure.assumed_colluders} of them work with it"
@@ -206,7 +208,7 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
         "no lifetime budget" if policy.max_epsilon is None else f"lifetime epsilon {policy.max_epsilon:g}"
     )
     console.print(f"site {site.site} on {device}: answers {', '.join(policy.answers)}; {budget}")
-    refusals = [] if experiment is None else [*_refusals(policy, experiment)]
+    refusals = [] if experiment is None else [*_list_refusals(policy, experiment)]
     for _, refusal in refusals:
         console.print(f"  {refusal}", markup=False, soft_wrap=True)
     if experiment is None:
@@ -218,21 +220,21 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
         console.print("data not read: this site has a share of the experiment's")
     else:
         from perennial.cli.data_tables import describe_data, print_data
-        from perennial.data.deployed import load_site, site_config
-        from perennial.data.splits import simulation_key
-        from perennial.data.suspicion import suspicions
-        from perennial.server.continuation import registry_of
+        from perennial.data.deployed import load_site, merge_site_config
+        from perennial.data.splits import derive_simulation_key
+        from perennial.data.suspicion import find_suspicions
+        from perennial.server.continuation import plan_registry
 
-        registry = registry_of(experiment)
-        config = site_config(experiment.data, site.data)
+        registry = plan_registry(experiment)
+        config = merge_site_config(experiment.data, site.data)
         # the key of a run is drawn when it starts; its parts will be about as large as these
-        key = simulation_key(experiment.seed)
+        key = derive_simulation_key(experiment.seed)
         protected = site.policy.require_privacy != "none" or experiment.privacy.enabled
         data = load_site(config, registry.classes, site.site, experiment.seed, key, protected=protected)
         print_data(console, describe_data({site.site: data}, registry.classes))
         for note in data.notes:
             console.print(f"  note: {note}", soft_wrap=True)
-        for question in suspicions(config, {site.site: data}, registry.classes):
+        for question in find_suspicions(config, {site.site: data}, registry.classes):
             console.print(f"  question: {question}", soft_wrap=True)
     if experiment is not None and any(whole for whole, _ in refusals):
         raise PolicyRefusal(
@@ -241,12 +243,12 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
     console.print("ok")
 
 
-def _refusals(policy: SitePolicy, experiment: Experiment) -> Iterator[tuple[bool, str]]:
+def _list_refusals(policy: SitePolicy, experiment: Experiment) -> Iterator[tuple[bool, str]]:
     """What the experiment asks of every site and this one would refuse, by its settings alone.
 
     With each whether the site then takes no part.
     """
-    from perennial.client.door import unmet
+    from perennial.client.door import describe_unmet_demands
     from perennial.client.plan import Plan
     from perennial.client.policy import (
         check_answer,
@@ -255,9 +257,9 @@ def _refusals(policy: SitePolicy, experiment: Experiment) -> Iterator[tuple[bool
         check_statistics,
         check_update,
     )
-    from perennial.server.continuation import registry_of
+    from perennial.server.continuation import plan_registry
 
-    for words in unmet(policy, Plan(experiment, registry_of(experiment))):
+    for words in describe_unmet_demands(policy, Plan(experiment, plan_registry(experiment))):
         yield True, f"would refuse the experiment: {words}"
     asked: dict[Answer, Callable[[], None]] = {}
     if experiment.strategy.trains:

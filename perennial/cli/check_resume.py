@@ -26,8 +26,8 @@ def check_resume_command(run: Path, experiment: Path | None) -> None:
     """
     import torch
 
-    from perennial.server.continuation import Learnt, continued
-    from perennial.server.preflight import preflight
+    from perennial.server.continuation import Learnt, continue_experiment
+    from perennial.server.preflight import run_preflight
 
     stored = run / "experiment.yaml"
     if not stored.exists():
@@ -45,13 +45,13 @@ def check_resume_command(run: Path, experiment: Path | None) -> None:
     names = learnt.registry.classes[: schedule.boundaries[done]]
     say(f"{run}: has learnt {len(names)} classes in {done} tasks: {', '.join(names) or 'none yet'}")
     new = load_experiment(experiment) if experiment is not None else learnt.experiment
-    new = continued(run, learnt, new)
-    checked = preflight(new, torch.device("cpu"))
+    new = continue_experiment(run, learnt, new)
+    checked = run_preflight(new, torch.device("cpu"))
     registry = checked.facts.registry
     if not learnt.finished:
         say(f"it is not finished: a resume goes on with its plan of {schedule.count} tasks")
     for task in range(done + 1, registry.schedule.count + 1):
-        classes = ", ".join(registry.classes[label] for label in registry.schedule.classes_of(task))
+        classes = ", ".join(registry.classes[label] for label in registry.schedule.list_classes(task))
         say(f"would learn task {task}: {classes} ({registry.schedule.rounds[task - 1]} rounds)")
     if new.data.only_at_sites:
         say("the data are at the sites; each says for itself what it needs of its old data")
@@ -65,35 +65,35 @@ def check_resume_command(run: Path, experiment: Path | None) -> None:
 
 def _of_the_data(run: Path, experiment: Experiment, learnt: "Learnt", *, grows: bool) -> Iterator[str]:
     """What happened to records of learnt classes in a simulation, and which of them a run would use."""
-    from perennial.config.simulation import simulated_federation
-    from perennial.data.suspicion import suspicious_records
-    from perennial.engine.growth import changes_of, stale_sums
-    from perennial.server.opened_run import withdrawable
+    from perennial.config.simulation import load_simulated_federation
+    from perennial.data.suspicion import inspect_records
+    from perennial.engine.growth import find_changes, find_stale_sums
+    from perennial.server.opened_run import is_withdrawable
 
-    federation, known = simulated_federation(experiment), len(learnt.registry.classes)
-    able = learnt.finished and withdrawable(run)
+    federation, known = load_simulated_federation(experiment), len(learnt.registry.classes)
+    able = learnt.finished and is_withdrawable(run)
     for name in sorted(name for name in federation.sites if able and not (run / "sites" / name).exists()):
-        records = len(federation.sites[name].task_indices("train", 0, known))
+        records = len(federation.sites[name].find_task_indices("train", 0, known))
         yield f"site {name!r} is new: it is asked for the sums of its {records} records of earlier tasks too"
-    changes = changes_of(run, federation, known)
+    changes = find_changes(run, federation, known)
     yield from changes.in_words()
     for site in federation.sites.values():
-        yield from map(str, suspicious_records(site, federation.classes))
+        yield from map(str, inspect_records(site, federation.classes))
     fresh = changes.training if changes.learnt else 0
     replays = experiment.strategy.trains and experiment.learner.memory is not None
     if able:
-        stale = stale_sums(run, experiment, learnt.registry.schedule)
+        stale = find_stale_sums(run, experiment, learnt.registry.schedule)
         if stale.sums:
             yield str(stale)
     elif fresh and not grows:
-        yield NOTHING_LEARNT.format(fresh, _when_learnt(experiment))
+        yield NOTHING_LEARNT.format(fresh, _describe_learning(experiment))
     elif fresh and replays:
         yield f"{fresh} new records of known classes would be learnt with it, beside the exemplars"
     elif fresh:
-        yield f"{fresh} new records of known classes would not be learnt: {_when_learnt(experiment)}"
+        yield f"{fresh} new records of known classes would not be learnt: {_describe_learning(experiment)}"
     if not grows and not [*changes.in_words()]:
         yield "there is no new class and no new record: the run is as it would be"
-    lacking = [name for name in federation.classes[:known] if not _held(federation, name)]
+    lacking = [name for name in federation.classes[:known] if not _has_records(federation, name)]
     if lacking:
         yield (
             f"no record is there any more of {', '.join(lacking)}: nothing of them is needed to train, and "
@@ -105,31 +105,31 @@ def _of_the_data(run: Path, experiment: Experiment, learnt: "Learnt", *, grows: 
         yield "the old data are needed to measure earlier classes, and not to train"
 
 
-def brought_up_to_date(run: Path, experiment: Experiment) -> str:
+def update_sums(run: Path, experiment: Experiment) -> str:
     """Mark the sums of a finished closed-form run whose records changed, so that a resume asks for them.
 
     Returns a sentence on what becomes of changed records, also for a run that cannot learn them; '' if
     nothing changed, the run is not finished, or the data are at the sites.
     """
-    from perennial.config.simulation import simulated_federation
-    from perennial.engine.growth import changes_of, correct_sums
+    from perennial.config.simulation import load_simulated_federation
+    from perennial.engine.growth import correct_sums, find_changes
     from perennial.server.continuation import Learnt
-    from perennial.server.opened_run import withdrawable
+    from perennial.server.opened_run import is_withdrawable
 
     learnt = Learnt.of(run)
     own = experiment.data.kind.collected and not experiment.data.only_at_sites
     if learnt is None or not learnt.finished or not own:
         return ""
-    federation = simulated_federation(experiment)
+    federation = load_simulated_federation(experiment)
     grows = len(federation.classes) > len(learnt.registry.classes)
-    if withdrawable(run):
+    if is_withdrawable(run):
         return correct_sums(run, experiment, learnt.registry.schedule, grows=grows)
-    changes = changes_of(run, federation, len(learnt.registry.classes))
+    changes = find_changes(run, federation, len(learnt.registry.classes))
     fresh = changes.training if changes.learnt and not grows else 0
-    return NOTHING_LEARNT.format(fresh, _when_learnt(experiment)) if fresh else ""
+    return NOTHING_LEARNT.format(fresh, _describe_learning(experiment)) if fresh else ""
 
 
-def _when_learnt(experiment: Experiment) -> str:
+def _describe_learning(experiment: Experiment) -> str:
     """When records of known classes are learnt, by the kind of training."""
     if not experiment.strategy.trains:
         return (
@@ -140,7 +140,7 @@ def _when_learnt(experiment: Experiment) -> str:
     return "they are learnt with the next class that is new; to learn them now, begin a new run"
 
 
-def _held(federation: "SimulatedFederation", name: str) -> bool:
+def _has_records(federation: "SimulatedFederation", name: str) -> bool:
     """Whether any record of a class is there, in whatever part."""
     label = federation.classes.index(name)
     site = next(iter(federation.sites.values()))

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from perennial.data.labels import some_of
+from perennial.data.labels import format_names
 from perennial.data.site import SiteData
-from perennial.data.table_columns import feature_ranges
+from perennial.data.table_columns import locate_features
 
 FEW_VALUES = 10
 """A column of so few different whole numbers may hold codes."""
@@ -50,7 +50,7 @@ class Description:
         """Number of samples at all sites."""
         return sum(map(sum, self.samples.values()))
 
-    def warnings(self) -> Iterator[str]:
+    def list_warnings(self) -> Iterator[str]:
         """Yield warnings: sites with one class, columns empty at a site, numbers that may be codes."""
         if len(self.classes) == 1:
             yield f"{self.classes[0]!r} is the only class: a model of it tells nothing apart"
@@ -67,11 +67,11 @@ class Description:
         for column in self.columns:
             empty = [site for site, count in column.missing.items() if count == sum(self.samples[site])]
             if empty:
-                yield f"column {column.name!r} is empty at {some_of(empty)}"
+                yield f"column {column.name!r} is empty at {format_names(empty)}"
         if codes := [column.name for column in self.columns if column.codes]:
             yield (
-                f"columns {some_of(codes)} hold at most {FEW_VALUES} different whole numbers and are read as "
-                f"numbers; for codes set data.column_kinds: {{{codes[0]}: category}}"
+                f"columns {format_names(codes)} hold at most {FEW_VALUES} different whole numbers "
+                f"and are read as numbers; for codes set data.column_kinds: {{{codes[0]}: category}}"
             )
 
 
@@ -85,22 +85,22 @@ def describe_data(sites: Mapping[str, SiteData], classes: Sequence[str]) -> Desc
         samples[name] = torch.bincount(site.y[rows], minlength=len(classes)).tolist()
         parts[name] = {part: len(indices) for part, indices in divided.items()}
         held[name] = rows
-        identical[name] = len(rows) - len(np.unique(site.contents_of(rows), axis=0))
+        identical[name] = len(rows) - len(np.unique(site.hash_contents(rows), axis=0))
     columns: list[ColumnFacts] = []
     described = next(iter(sites.values())).columns or {}
-    ranges = feature_ranges(described)
+    ranges = locate_features(described)
     for name, kind in described.items():
         start, stop = ranges[name].start, ranges[name].stop
         # the last feature of a column says that its value is missing, or none of its categories
         missing = {site: int(sites[site].x[rows, stop - 1].sum()) for site, rows in held.items()}
         values = torch.cat([sites[site].x[rows, start] for site, rows in held.items()])
         there = torch.cat([sites[site].x[rows, stop - 1] for site, rows in held.items()]) == 0
-        words = kind if isinstance(kind, str) else f"{len(kind)} categories: {some_of(kind)}"
-        columns.append(ColumnFacts(name, words, missing, kind == "numeric" and _few_whole(values[there])))
+        words = kind if isinstance(kind, str) else f"{len(kind)} categories: {format_names(kind)}"
+        columns.append(ColumnFacts(name, words, missing, kind == "numeric" and _has_few_whole(values[there])))
     return Description(tuple(classes), samples, parts, tuple(columns), identical)
 
 
-def _few_whole(values: Tensor) -> bool:
+def _has_few_whole(values: Tensor) -> bool:
     """Whether numbers are few different whole ones, more than the two of yes and no."""
     found = values.unique()
     return 2 < len(found) <= FEW_VALUES and bool((found == found.round()).all())
@@ -116,28 +116,29 @@ BETWEEN = 2
 
 def print_data(console: Console, data: Description) -> None:
     """Samples by site and class, columns with their kinds and missing values, and what may surprise."""
-    for table in _samples(data, console.width):
+    for table in _build_sample_tables(data, console.width):
         console.print(table)
     if data.columns:
-        console.print(_columns(data))
-    for warning in data.warnings():
+        console.print(_build_column_table(data))
+    for warning in data.list_warnings():
         console.print(f"  note: {warning}", soft_wrap=True)
 
 
-def _samples(data: Description, width: int) -> list[Table]:
+def _build_sample_tables(data: Description, width: int) -> list[Table]:
     """Sites in rows and classes in columns; classes in rows if the terminal is too narrow for that."""
     used = [part for part in PARTS if part != "calibration" or any(row[part] for row in data.parts.values())]
     sites = list(data.samples)[:MOST_SITES]
     parts = [" + ".join(str(data.parts[site][part]) for part in used) for site in sites]
-    taken = _widest([*sites, "site"]) + _widest(parts) + 2 * BETWEEN
+    taken = _measure_widest([*sites, "site"]) + _measure_widest(parts) + 2 * BETWEEN
     counts = [[str(count) for count in data.samples[site]] for site in sites]
     columns = [
-        _widest([name, *held]) for name, held in zip(data.classes, zip(*counts, strict=True), strict=True)
+        _measure_widest([name, *held])
+        for name, held in zip(data.classes, zip(*counts, strict=True), strict=True)
     ]
     together = taken + sum(columns) + BETWEEN * len(columns) <= width
-    table = _table(f"{data.rows:,} samples")
+    table = _make_table(f"{data.rows:,} samples")
     table.add_column("site", no_wrap=True)
-    table.add_column(" + ".join(used), justify="right", min_width=_widest(parts))
+    table.add_column(" + ".join(used), justify="right", min_width=_measure_widest(parts))
     for name in data.classes if together else ["classes held"]:
         table.add_column(Text(name), justify="right", no_wrap=True)
     for site, divided, held in zip(sites, parts, counts, strict=True):
@@ -145,16 +146,16 @@ def _samples(data: Description, width: int) -> list[Table]:
         table.add_row(Text(site), divided, *(held if together else [some]))
     if (left_out := len(data.samples) - MOST_SITES) > 0:
         table.caption = f"{left_out} more sites"
-    return [table] if together else [table, _by_class(data, width)]
+    return [table] if together else [table, _build_class_table(data, width)]
 
 
-def _by_class(data: Description, width: int) -> Table:
+def _build_class_table(data: Description, width: int) -> Table:
     """Classes in rows: their samples, and those of each site where there is room for the sites."""
-    table = _table(f"{len(data.classes)} classes")
+    table = _make_table(f"{len(data.classes)} classes")
     table.add_column("class", overflow="fold")
     table.add_column("samples", justify="right", no_wrap=True)
     sites = list(data.samples)
-    names = _widest(data.classes[:MOST_CLASSES]) + len("samples") + 2 * BETWEEN
+    names = _measure_widest(data.classes[:MOST_CLASSES]) + len("samples") + 2 * BETWEEN
     each = names + sum(max(len(site), 5) + BETWEEN for site in sites) <= width
     for site in sites if each else ["sites that hold it"]:
         table.add_column(Text(site), justify="right", no_wrap=True)
@@ -167,16 +168,16 @@ def _by_class(data: Description, width: int) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
+def _make_table(title: str) -> Table:
     return Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
 
 
-def _widest(texts: Iterable[str]) -> int:
+def _measure_widest(texts: Iterable[str]) -> int:
     return max(map(len, texts), default=0)
 
 
-def _columns(data: Description) -> Table:
-    table = _table(f"{len(data.columns)} columns")
+def _build_column_table(data: Description) -> Table:
+    table = _make_table(f"{len(data.columns)} columns")
     table.add_column("column")
     table.add_column("kind")
     table.add_column("missing", justify="right")

@@ -138,11 +138,11 @@ def logs(
     folder: Folder = HERE,
 ) -> None:
     """Print the log of a run's ServerApp."""
-    from perennial.deploy.control import logged
+    from perennial.deploy.control import stream_log
     from perennial.deploy.operations import last_run
 
     operator = _open(folder)
-    for text in logged(operator, last_run(operator, name, logs=True), follow=follow):
+    for text in stream_log(operator, last_run(operator, name, logs=True), follow=follow):
         typer.echo(text, nl=not follow)
 
 

@@ -19,8 +19,8 @@ from perennial.foundation.errors import StateError
 from perennial.foundation.heartbeat import SILENT_AFTER, last_beat
 from perennial.live.diagnosis import find_faults
 from perennial.live.run_state import RunState
-from perennial.server.control import pages_beat
-from perennial.server.faults import Fault, grouped, ranked
+from perennial.server.control import locate_heartbeat
+from perennial.server.faults import Fault, group_faults, rank_faults
 
 RUN = ("run", "Flower's run", "status", "last event")
 PATIENCE = 60.0
@@ -29,9 +29,9 @@ PATIENCE = 60.0
 
 def print_status(folder: OperatorFolder, as_json: bool) -> None:
     """Certificates, sites, runs and what is wrong, as a person reads them or as JSON."""
-    facts, faults = status_of(folder)
+    facts, faults = read_status(folder)
     if as_json:
-        found = [{**fault.facts(), "detail": fault.detail} for fault in faults]
+        found = [{**fault.collect_facts(), "detail": fault.detail} for fault in faults]
         typer.echo(json.dumps({**facts, "faults": found}, indent=1))
         return
     console = Console(highlight=False)
@@ -42,13 +42,13 @@ def print_status(folder: OperatorFolder, as_json: bool) -> None:
         for row in facts[title]:
             table.add_row(*row.values())
         console.print(table)
-    for fault in grouped(faults):
+    for fault in group_faults(faults):
         console.print(f"{fault.said} {fault.turn}", markup=False, soft_wrap=True)
     if not faults:
         console.print("Nothing needs attention.")
 
 
-def status_of(folder: OperatorFolder) -> tuple[dict[str, list[Any]], list[Fault]]:
+def read_status(folder: OperatorFolder) -> tuple[dict[str, list[Any]], list[Fault]]:
     """(certificates, sites and runs with what Flower knows of each; faults, the most urgent first)."""
     runs, sites, book = folder.state / "runs", folder.sites(), RunBook(folder.apps)
     said, served = read_superlink_status(runs), read_validity(folder.certificates / "server.pem")
@@ -61,46 +61,56 @@ def status_of(folder: OperatorFolder) -> tuple[dict[str, list[Any]], list[Fault]
         except StateError as error:  # it died after its last heartbeat
             typer.echo(str(error), err=True)
             said = said.model_copy(update={"silent_for": math.inf})
-    ids = book.owners(listed)
+    ids = book.find_owners(listed)
     superlink = SuperLinkStatus(certificate_ends=ends) if said is None else said
-    superlink = superlink.model_copy(update={"others": others, "unknown": book.unknown(listed)})
+    superlink = superlink.model_copy(update={"others": others, "unknown": book.find_unknown(listed)})
     states = {name: RunState(runs / name) for name in ids if (runs / name).is_dir()}
     for state in states.values():
         state.read()
     faults = find_faults(superlink, states.values())
-    faults += _seen_from_here(
-        folder, superlink, {name: _status(listed, started) for name, started in ids.items()}
+    faults += _find_faults_here(
+        folder, superlink, {name: _find_status(listed, started) for name, started in ids.items()}
     )
     authorities = read_validity(folder.certificates / "ca.crt")
     facts: dict[str, list[Any]] = {
         "certificates": [f"ca.crt: {one.identified}" for one in authorities]
         + [f"server.pem: {one}" for one in served],
         "sites": [
-            {"site": name, "state": site.state, "node": site.node or "-", "now": _now(superlink, name)}
+            {
+                "site": name,
+                "state": site.state,
+                "node": site.node or "-",
+                "now": _describe_connection(superlink, name),
+            }
             for name, site in sites.items()
         ],
         "runs": [
             dict(
                 zip(
                     RUN,
-                    (name, started[-1] if started else "-", _status(listed, started), _last(folder, name)),
+                    (
+                        name,
+                        started[-1] if started else "-",
+                        _find_status(listed, started),
+                        _last(folder, name),
+                    ),
                     strict=True,
                 )
             )
             for name, started in ids.items()
         ],
     }
-    return facts, ranked(faults)
+    return facts, rank_faults(faults)
 
 
-def _status(listed: dict[str, FlowerRun], started: list[str]) -> str:
+def _find_status(listed: dict[str, FlowerRun], started: list[str]) -> str:
     """Flower's status of the newest start."""
     if not started:
         return "not taken"
     return listed[started[-1]].status if started[-1] in listed else "unknown"
 
 
-def _now(superlink: SuperLinkStatus, site: str) -> str:
+def _describe_connection(superlink: SuperLinkStatus, site: str) -> str:
     """Whether a site's SuperNode is connected."""
     if not superlink.alive or site not in superlink.sites:
         return "-"
@@ -108,7 +118,7 @@ def _now(superlink: SuperLinkStatus, site: str) -> str:
     return "online" if since is None else "offline" if since else "never connected"
 
 
-def _seen_from_here(
+def _find_faults_here(
     folder: OperatorFolder, superlink: SuperLinkStatus, runs: dict[str, str]
 ) -> Iterator[Fault]:
     """What this machine and Flower's Control API alone can tell. runs: Flower's status by name."""
@@ -118,7 +128,7 @@ def _seen_from_here(
             and time.time() - RunBook(folder.apps).path(name).stat().st_mtime > PATIENCE
         ):
             yield Fault("superexec", run=name)
-    beat = last_beat(pages_beat(folder.state / "runs"))
+    beat = last_beat(locate_heartbeat(folder.state / "runs"))
     if beat is not None and beat > SILENT_AFTER:
         yield Fault("pages", since=time.time() - beat)
     federation = folder.federation

@@ -55,9 +55,9 @@ def evaluate(
     """
     from rich.console import Console
 
-    from perennial.models.saved import load_saved, model_file
-    from perennial.server.external import Outside, judge, outside_data, write_evaluation
-    from perennial.server.measures.headline import prevalence_in_words, read_shares
+    from perennial.models.saved import find_model_file, load_saved
+    from perennial.server.external import Outside, build_data_config, judge, write_evaluation
+    from perennial.server.measures.headline import describe_prevalence, read_shares
     from perennial.server.new_model_gate import note_verdict
     from perennial.server.report.card import CARD
 
@@ -65,33 +65,33 @@ def evaluate(
         raise ConfigError("evaluate: --against and --margin belong together, and one is missing")
     overrides, margins = overrides or [], margin or []
     console = Console(highlight=False, markup=False)
-    path = model_file(run, site)
+    path = find_model_file(run, site)
     saved = load_saved(path)
-    outside = Outside.read(saved, outside_data(saved, data, overrides), str(data))
+    outside = Outside.read(saved, build_data_config(saved, data, overrides), str(data))
     folders = [(run, saved.settings["seed"]), *([] if state is None else [(state, 0)])]
     other = None
     if against is not None:
-        approved = load_saved(model_file(against, ""))
+        approved = load_saved(find_model_file(against, ""))
         if lost := [name for name in approved.classes if name not in saved.classes]:
             raise ConfigError(f"{path}: knows no {', '.join(lost)}, which the approved model knows")
-        config = outside_data(approved, data, overrides, saved.classes)
+        config = build_data_config(approved, data, overrides, saved.classes)
         other = Outside.read(approved, config, str(data))
         _require_same(outside, other, data)
         folders.append((against, approved.settings["seed"]))
-    unseen, said = _unseen(outside, folders)
+    unseen, said = _find_unseen(outside, folders)
     outside = outside.pick(unseen)
     scored, verdict, sentence = None, None, ""
     if against is not None and other is not None:
         scored = outside.scored()
         right = scored.label == scored.predicted
-        verdict = _verdict(console, outside, other.pick(unseen), right, margins)
-        models = path, model_file(against, "")
-        sentence = _sentence(verdict, models, len(outside.samples), data, margins, said)
+        verdict = _judge(console, outside, other.pick(unseen), right, margins)
+        models = path, find_model_file(against, "")
+        sentence = _describe_verdict(verdict, models, len(outside.samples), data, margins, said)
     measures = judge(outside, scored)
     folder = output or run / "evaluations" / data.stem
     first = [sentence] if sentence else said
-    worth = prevalence_in_words(measures, read_shares(prevalence or [], saved.classes))
-    strange = outside.strange_columns()
+    worth = describe_prevalence(measures, read_shares(prevalence or [], saved.classes))
+    strange = outside.list_strange_columns()
     told = {"headline": [*first, *measures.headline], "notes": [*measures.notes, *worth, *strange]}
     measures = measures.model_copy(update=told)
     _show(console, measures)
@@ -132,13 +132,13 @@ def _require_same(one: "Outside", other: "Outside", data: Path) -> None:
         )
 
 
-def _verdict(
+def _judge(
     console: "Console", outside: "Outside", other: "Outside", right: "np.ndarray", margins: Sequence[str]
 ) -> "Verdict":
     """What the gate says, after margins and counts were printed, which no answer has a part in."""
     import numpy as np
 
-    from perennial.server.new_model_gate import Kind, Verdict, compare, read_margins, records_needed
+    from perennial.server.new_model_gate import Kind, Verdict, compare, estimate_records_needed, read_margins
 
     samples, classes, before = outside.samples, outside.saved.classes, other.saved.classes
     labels = samples.y.numpy()
@@ -157,7 +157,7 @@ def _verdict(
     stated = ", ".join(f"{name or 'all parts'} {100 * margin:g}" for name, margin in found.items())
     console.print(f"margins in points: {stated}; said before any answer is looked at", soft_wrap=True)
     for kind, name, members in groups:
-        fewest, usual = records_needed(found.get(name, found[""]))
+        fewest, usual = estimate_records_needed(found.get(name, found[""]))
         console.print(
             f"  {kind} {name}: {int(members.sum())} records; its margin needs at least {fewest}, and about "
             f"{usual} where two equally good models differ on a tenth of the records",
@@ -171,7 +171,7 @@ def _verdict(
     return Verdict(parts, tuple(name for name in classes if name not in before))
 
 
-def _sentence(
+def _describe_verdict(
     verdict: "Verdict",
     paths: tuple[Path, Path],
     samples: int,
@@ -180,9 +180,9 @@ def _sentence(
     said: Sequence[str],
 ) -> str:
     """The verdict in words."""
-    from perennial.foundation.files import file_sha256
+    from perennial.foundation.files import hash_file
 
-    model, approved = (file_sha256(path)[:16] for path in paths)
+    model, approved = (hash_file(path)[:16] for path in paths)
     text = (
         f"{datetime.now(UTC):%Y-%m-%d}, {'PASSED' if verdict.passes else 'REFUSED'}: model {model} against "
         f"the approved {approved} on {samples} records of {data.name!r}, margins {', '.join(margins)}."
@@ -194,33 +194,33 @@ def _sentence(
     return " ".join([text, *said])
 
 
-def _unseen(outside: "Outside", folders: Sequence[tuple[Path, int]]) -> "tuple[np.ndarray, list[str]]":
+def _find_unseen(outside: "Outside", folders: Sequence[tuple[Path, int]]) -> "tuple[np.ndarray, list[str]]":
     """((n,) bool of the records that no run is known to have learnt from or chosen by, what to say of it).
 
     folders: of runs with their seeds, and of a site's state. Raises DataError where no record is left.
     """
     import numpy as np
 
-    from perennial.client.learnt import PARTS, hashes, read_noted
-    from perennial.data.splits import simulation_key
+    from perennial.client.learnt import PARTS, hash_contents, read_noted
+    from perennial.data.splits import derive_simulation_key
     from perennial.foundation.record_key import FOLDER, KEY, record_key
 
     seen, known = np.zeros(len(outside.samples), dtype=bool), False
-    contents = outside.contents()
+    contents = outside.hash_contents()
     for folder, seed in folders:
         if (folder / FOLDER / KEY).exists():
             key, runs = record_key(folder), sorted(folder.glob("runs/*"))
         elif runs := sorted(folder.glob("sites/*/runs/*")):
-            key = simulation_key(seed)
+            key = derive_simulation_key(seed)
         else:
             continue
         noted = read_noted(runs)
         noted = noted.pick(noted.part != PARTS.index("test"))
         known |= len(noted) > 0
         for each in contents:
-            seen |= np.isin(hashes(key, "content", each), noted.content)
+            seen |= np.isin(hash_contents(key, "content", each), noted.content)
         if outside.samples.patients:
-            seen |= np.isin(hashes(key, "patient", outside.samples.split_groups()), noted.patient)
+            seen |= np.isin(hash_contents(key, "patient", outside.samples.split_groups()), noted.patient)
     if seen.all():
         raise DataError(
             f"{outside.config.path}: a model has learnt from each of these {len(seen)} records or was chosen "

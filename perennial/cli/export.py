@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from perennial.models.saved import Inputs, SavedModel
 
 
-def _image_facts(inputs: "Inputs", data: Mapping[str, Any]) -> dict[str, str]:
+def _describe_images(inputs: "Inputs", data: Mapping[str, Any]) -> dict[str, str]:
     """How an image file becomes the model's input; nothing for rows of a table."""
     if len(inputs.shape) != 3 or inputs.stored != "uint8":
         return {}
@@ -41,13 +41,13 @@ RAW = (
 """What model.onnx takes, which model.safetensors does not."""
 
 
-def _table_facts(inputs: "Inputs") -> dict[str, list[str]]:
+def _describe_table(inputs: "Inputs") -> dict[str, list[str]]:
     """What each number of a row is; nothing for images."""
     if inputs.columns is None:
         return {}
-    from perennial.data.table_columns import feature_names
+    from perennial.data.table_columns import name_features
 
-    return {"names": feature_names(inputs.columns)}
+    return {"names": name_features(inputs.columns)}
 
 
 def export_command(
@@ -69,8 +69,8 @@ def export_command(
         "input": "8-bit values / 255, then (x - mean) / std"
         if saved.inputs.stored == "uint8"
         else "(x - mean) / std; a missing number (NaN) is its fill first, or else its mean",
-        **_table_facts(saved.inputs),
-        **_image_facts(saved.inputs, saved.settings["data"]),
+        **_describe_table(saved.inputs),
+        **_describe_images(saved.inputs, saved.settings["data"]),
         "model": saved.settings["model"],
         "classifier": saved.classifier_name,
         "confidence": saved.confidence.to_json(),
@@ -100,7 +100,7 @@ def _write_onnx(saved: "SavedModel", path: Path, facts: Mapping[str, Any]) -> No
     module = Exported(saved).eval()
     program = torch.onnx.export(
         module,
-        (module.example(saved),),
+        (module.build_example(saved),),
         input_names=["samples"],
         output_names=["probabilities", "class_index", *["at_operating_point"] * bool(module.points)],
         dynamo=True,

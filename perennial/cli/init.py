@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import cast, get_args
 
 from perennial.cli import init_private
-from perennial.cli.init_private import one_line as _yaml
-from perennial.config.automatic_maps import WIDEST_PAIRED, network_is_here
-from perennial.config.experiment import experiment_of
+from perennial.cli.init_private import format_yaml as _yaml
+from perennial.config.automatic_maps import WIDEST_PAIRED, has_network
+from perennial.config.experiment import build_experiment
 from perennial.config.site import SiteConfig
 from perennial.config.yaml_file import parse_yaml, validate
 from perennial.data.csv_file import Decimal
 from perennial.data.image_survey import Survey
 from perennial.data.survey import Layout, TwoLevels, survey
 from perennial.data.suspicion import answer
-from perennial.data.table_columns import feature_count
-from perennial.deploy.bundle import template_policy
+from perennial.data.table_columns import count_features
+from perennial.deploy.bundle import read_template_policy
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.foundation.files import make_folder, replace_file
 
@@ -62,7 +62,7 @@ def init_command(
     names = ["experiment.yaml", *["experiment_trained.yaml"] * (epsilon is None), "site.yaml"]
     there = [output / name for name in names if (output / name).exists()]
 
-    def asked(question: str, allowed: Sequence[str]) -> str:
+    def ask_if_new(question: str, allowed: Sequence[str]) -> str:
         # nobody answers questions for files that are kept
         _refuse(there)
         return ask(question, allowed) if ask is not None else ""
@@ -72,25 +72,25 @@ def init_command(
     except TwoLevels as question:
         if ask is None:
             raise
-        layout = cast(Layout, asked(str(question), LAYOUTS))
+        layout = cast(Layout, ask_if_new(str(question), LAYOUTS))
         found = survey(data, label, site_column, patient, layout, missing, decimal, units, limits)
     for question in found.questions:
         if ask is None or not question.key:
             continue
-        if asked(f"{question.text}. Write `{question.line}`?", ("yes", "no")) == "yes":
-            found = found.answered(question)
+        if ask_if_new(f"{question.text}. Write `{question.line}`?", ("yes", "no")) == "yes":
+            found = found.apply_answer(question)
         found = replace(found, questions=tuple(other for other in found.questions if other != question))
-    texts = [_experiment(found, closed_form=True, epsilon=epsilon)]
+    texts = [_render_experiment(found, closed_form=True, epsilon=epsilon)]
     if epsilon is None:
-        texts.append(_experiment(found, closed_form=False))
-    files = dict(zip(names, [*texts, _site(found, site, private=epsilon is not None)], strict=True))
+        texts.append(_render_experiment(found, closed_form=False))
+    files = dict(zip(names, [*texts, _render_site(found, site, private=epsilon is not None)], strict=True))
     for name, text in files.items():
         where = str(output / name)
         if name == "site.yaml":
             validate(SiteConfig, parse_yaml(text, where), where)
             continue
         try:
-            experiment_of(parse_yaml(text, where), output, where)
+            build_experiment(parse_yaml(text, where), output, where)
         except DataError as error:
             options = " ".join(filter(None, (each.option for each in found.questions)))
             if not options:
@@ -103,7 +103,7 @@ def init_command(
         replace_file(output / name, text.encode(), mode=0o644)
     shown = output / "experiment.yaml"
     return [
-        *_seen(found),
+        *_describe_survey(found),
         *(f"wrote {output / name}" for name in files),
         f"next: perennial check {shown}",
         f"then: perennial run {shown}",
@@ -115,7 +115,7 @@ def _refuse(there: Sequence[Path]) -> None:
         raise ConfigError(f"{there[0]}: exists already, and is kept; give another --output FOLDER")
 
 
-def _seen(found: Survey) -> list[str]:
+def _describe_survey(found: Survey) -> list[str]:
     what = f"{found.path}: {found.total:,} samples of {len(found.samples)} classes"
     if found.sites:
         what += f" at {len(found.sites)} sites"
@@ -130,7 +130,7 @@ def _seen(found: Survey) -> list[str]:
     return [*lines, *found.notes, *(f"question: {each}" for each in found.questions)]
 
 
-def _experiment(found: Survey, *, closed_form: bool, epsilon: float | None = None) -> str:
+def _render_experiment(found: Survey, *, closed_form: bool, epsilon: float | None = None) -> str:
     stem = found.path.stem
     if stem.casefold() in NAMELESS:
         # `train` says nothing: runs of two data sets are told apart by their folders
@@ -138,22 +138,25 @@ def _experiment(found: Survey, *, closed_form: bool, epsilon: float | None = Non
     plain = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-.") or "own-data"
     if epsilon is not None:
-        head, end = init_private.HEAD, init_private.keys_in_words(found, epsilon, len(found.sites) or SITES)
+        head, end = (
+            init_private.HEAD,
+            init_private.render_private_keys(found, epsilon, len(found.sites) or SITES),
+        )
     else:
-        head = _introduction(found, closed_form)
-        end = _closed_form(found) if closed_form else _trained(found)
+        head = _render_introduction(found, closed_form)
+        end = _render_closed_form(found) if closed_form else _render_trained(found)
     lines = [
         *head,
         f"name: {_yaml(name if closed_form else f'{name}-trained')}",
         "seed: 1",
-        *_data(found, private=epsilon is not None),
-        *_tasks(found, closed_form),
+        *_render_data(found, private=epsilon is not None),
+        *_render_tasks(found, closed_form),
         *end,
     ]
     return "\n".join(lines) + "\n"
 
 
-def _introduction(found: Survey, closed_form: bool) -> list[str]:
+def _render_introduction(found: Survey, closed_form: bool) -> list[str]:
     check = "# Look first: perennial check FILE. Every key: docs/your_data.md."
     if closed_form:
         return [
@@ -175,11 +178,11 @@ def _introduction(found: Survey, closed_form: bool) -> list[str]:
     ]
 
 
-def _data(found: Survey, *, private: bool) -> list[str]:
+def _render_data(found: Survey, *, private: bool) -> list[str]:
     lines = ["data:", f"  source: {found.source}", f"  path: {_yaml(str(found.path))}"]
     for key, value in found.options.items():
         lines.append(f"  {key}: {_yaml(value)}")
-    lines += _partition(found)
+    lines += _render_partition(found)
     if found.patient is not None:
         lines.append(
             f"  patient: {_yaml(found.patient)} # all samples of a patient stay on one side of every split"
@@ -198,19 +201,19 @@ def _data(found: Survey, *, private: bool) -> list[str]:
         )
     if found.images:
         by_map = private and init_private.read_by_the_map(found)
-        lines += [line for line in _image_keys(found) if not (by_map and "image_size:" in line)]
+        lines += [line for line in _render_image_keys(found) if not (by_map and "image_size:" in line)]
     if private:
-        lines += init_private.constant_lines(found)
+        lines += init_private.render_constants(found)
     elif found.columns:
-        lines += _column_keys(found)
-    lines += _question_lines(found)
-    if not private and not found.sites and feature_count(found.columns) > WIDEST_PAIRED:
+        lines += _render_column_keys(found)
+    lines += _list_questions(found)
+    if not private and not found.sites and count_features(found.columns) > WIDEST_PAIRED:
         lines.append("  validation_fraction: 0 # a table this wide has one map, and its head needs no choice")
     lines.append("  test_fraction: 0.2 # of all records, by a hash of each; nobody trains on these")
-    return [*lines, *_for_real_sites(found, private)]
+    return [*lines, *_render_real_sites(found, private)]
 
 
-def _question_lines(found: Survey) -> list[str]:
+def _list_questions(found: Survey) -> list[str]:
     """What nobody has answered, and with it the lines that would; one line for all questions of a key."""
     lines, texts = list[str](), list[tuple[str, str]]()
     lists, mappings = defaultdict[str, list[str]](list), defaultdict[str, dict[str, str]](dict)
@@ -230,7 +233,7 @@ def _question_lines(found: Survey) -> list[str]:
     return lines
 
 
-def _partition(found: Survey) -> list[str]:
+def _render_partition(found: Survey) -> list[str]:
     if found.sites:
         names = ", ".join([*found.sites][:6]) + (", ..." if len(found.sites) > 6 else "")
         return [f"  partition: {{kind: natural}} # the data name their sites: {names}"]
@@ -244,10 +247,10 @@ def _partition(found: Survey) -> list[str]:
     ]
 
 
-def _image_keys(found: Survey) -> list[str]:
-    size, lines = _image_size(found), list[str]()
+def _render_image_keys(found: Survey) -> list[str]:
+    size, lines = _choose_image_size(found), list[str]()
     if found.source == "folder":
-        as_it_is = len(set(found.sizes)) == 1 and size == init_private.median_size(found)
+        as_it_is = len(set(found.sizes)) == 1 and size == init_private.measure_median_size(found)
         why = "as the files are" if as_it_is else "the files are larger; more pixels take longer"
         lines.append(f"  image_size: {_yaml(list(size))} # height, width: {why}")
         ratios = [width / height for width, height in found.sizes]
@@ -272,16 +275,16 @@ def _image_keys(found: Survey) -> list[str]:
     return lines
 
 
-def _image_size(found: Survey) -> tuple[int, int]:
+def _choose_image_size(found: Survey) -> tuple[int, int]:
     # what a network of photographs sees is read at its size, and not enlarged from less
-    photographs = found.modes["colour"] and not found.modes["dicom"] and network_is_here()
+    photographs = found.modes["colour"] and not found.modes["dicom"] and has_network()
     longest = NETWORK_SIDE if photographs else LONGEST_SIDE
-    height, width = init_private.median_size(found)
+    height, width = init_private.measure_median_size(found)
     scale = min(1.0, longest / max(height, width))
     return max(4, round(height * scale)), max(4, round(width * scale))
 
 
-def _column_keys(found: Survey) -> list[str]:
+def _render_column_keys(found: Survey) -> list[str]:
     lines = []
     if found.codes or found.ignored:
         lines.append("  column_kinds:")
@@ -302,7 +305,7 @@ def _column_keys(found: Survey) -> list[str]:
     return lines
 
 
-def _for_real_sites(found: Survey, private: bool) -> list[str]:
+def _render_real_sites(found: Survey, private: bool) -> list[str]:
     lines = [
         "  # For real sites (docs/deploy.md): take path, sites and partition out, and say what all "
         "must agree on:",
@@ -310,14 +313,14 @@ def _for_real_sites(found: Survey, private: bool) -> list[str]:
     ]
     if found.columns and not private:
         lines += [
-            f"  # columns: {_yaml(init_private.with_lists(found.columns))}",
+            f"  # columns: {_yaml(init_private.convert_tuples(found.columns))}",
             "  # column_kinds goes; normalise needs public constants,",
             "  # {mean: {COLUMN: NUMBER, ...}, std: {...}}, for instance from the literature",
         ]
     return lines
 
 
-def _tasks(found: Survey, closed_form: bool) -> list[str]:
+def _render_tasks(found: Survey, closed_form: bool) -> list[str]:
     steps_of_a_round = 2 * math.ceil(0.72 * found.total / (len(found.sites) or SITES) / 32)
     rounds = 1 if closed_form else max(5, min(40, round(STEPS / steps_of_a_round)))
     lines = []
@@ -331,7 +334,7 @@ def _tasks(found: Survey, closed_form: bool) -> list[str]:
     return [*lines, f"tasks: {{count: 1, rounds: {rounds}}} # {why}"]
 
 
-def _closed_form(found: Survey) -> list[str]:
+def _render_closed_form(found: Survey) -> list[str]:
     return [
         "# auto: maps that nobody trains, by the data's shape: a row's values, and their products; of images",
         "# patches, as they are or averaged over mirror images and turns, and a network of photographs where",
@@ -346,7 +349,7 @@ def _closed_form(found: Survey) -> list[str]:
     ]
 
 
-def _trained(found: Survey) -> list[str]:
+def _render_trained(found: Survey) -> list[str]:
     if not found.images:
         model = "model: {name: mlp, hidden: [64], norm: group} # a table: one hidden layer"
     else:
@@ -359,7 +362,7 @@ def _trained(found: Survey) -> list[str]:
     ]
 
 
-def _site(found: Survey, site: str, *, private: bool) -> str:
+def _render_site(found: Survey, site: str, *, private: bool) -> str:
     options = [f"  {key}: {_yaml(value)}" for key, value in found.options.items() if key != "site_column"]
     column = found.options.get("site_column")
     if column:
@@ -384,7 +387,7 @@ def _site(found: Survey, site: str, *, private: bool) -> str:
         "",
     ]
     if private:
-        return "\n".join(lines) + "\n" + init_private.policy(template_policy())
+        return "\n".join(lines) + "\n" + init_private.render_policy(read_template_policy())
     lines += [
         "# The policy of every hospital's file, as the operator's bundle brings it. It answers training "
         "under sample-level privacy",
@@ -395,4 +398,4 @@ def _site(found: Survey, site: str, *, private: bool) -> str:
         "# machine, without patients' data: answers: [train, evaluate, statistics], require_privacy: "
         "none, and max_epsilon deleted.",
     ]
-    return "\n".join(lines) + "\n" + template_policy()
+    return "\n".join(lines) + "\n" + read_template_policy()

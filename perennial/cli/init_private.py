@@ -14,7 +14,7 @@ import yaml
 
 from perennial.data.csv_file import read_csv
 from perennial.data.image_survey import Survey
-from perennial.data.table_columns import BadCells, encode, feature_count, numeric_indices
+from perennial.data.table_columns import BadCells, count_features, encode, locate_numbers
 from perennial.foundation.errors import ConfigError
 from perennial.privacy.budget import Budget
 from perennial.privacy.noised_sums import BLOCKS, Blocks
@@ -39,7 +39,7 @@ class PrivateSums:
     reasons: tuple[str, ...]
 
 
-def private_sums(
+def choose_private_sums(
     shape: tuple[int, ...],
     records: int,
     classes: int,
@@ -104,7 +104,7 @@ SEEN_SIDE = 32
 """Pixels of what patches see, as in the trial behind docs/private_sums.md."""
 
 
-def policy(template: str) -> str:
+def render_policy(template: str) -> str:
     """The template's policy block with `statistics` as the only answer, and a comment that says so."""
     return (
         "# The policy of every hospital's file, but that it answers what experiment.yaml asks: sums with "
@@ -112,7 +112,7 @@ def policy(template: str) -> str:
     ) + template.replace("answers: [train]\n", "answers: [statistics]\n")
 
 
-def private_keys(found: Survey, epsilon: float, sites: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+def choose_private_keys(found: Survey, epsilon: float, sites: int) -> tuple[dict[str, Any], tuple[str, ...]]:
     """(blocks `model`, `strategy` and `privacy` of the experiment, the reasons for them in words).
 
     found: the data. sites: how many. Raises ConfigError for an epsilon of 0 or less, and for image arrays not
@@ -125,10 +125,10 @@ def private_keys(found: Survey, epsilon: float, sites: int) -> tuple[dict[str, A
             f"{found.path}: --epsilon: found images that are not of 8 bits; allowed: uint8, or a table"
         )
     # a public number, roughly
-    records = max(1, int(_one_figure(TRAINED_ON * found.total)))
-    size = seen_size(found)
-    shape = (1, *size) if size is not None else (feature_count(found.columns) if found.columns else 1,)
-    advice = private_sums(shape, records, len(found.samples), epsilon, sites=sites)
+    records = max(1, int(_round_to_figure(TRAINED_ON * found.total)))
+    size = choose_seen_size(found)
+    shape = (1, *size) if size is not None else (count_features(found.columns) if found.columns else 1,)
+    advice = choose_private_sums(shape, records, len(found.samples), epsilon, sites=sites)
     model = advice.model
     if read_by_the_map(found) and size is not None:
         model = {**model, "features": [model["features"][0] | {"image_size": list(size)}]}
@@ -136,10 +136,10 @@ def private_keys(found: Survey, epsilon: float, sites: int) -> tuple[dict[str, A
     return keys, advice.reasons
 
 
-def keys_in_words(found: Survey, epsilon: float, sites: int) -> list[str]:
+def render_private_keys(found: Survey, epsilon: float, sites: int) -> list[str]:
     """Lines of experiment.yaml for private_keys(), with the reasons as comments."""
-    keys, reasons = private_keys(found, epsilon, sites)
-    written = [f"{key}: {one_line(value)}" for key, value in keys.items()]
+    keys, reasons = choose_private_keys(found, epsilon, sites)
+    written = [f"{key}: {format_yaml(value)}" for key, value in keys.items()]
     return [
         *(f"# {reason}" for reason in reasons),
         *written,
@@ -147,42 +147,42 @@ def keys_in_words(found: Survey, epsilon: float, sites: int) -> list[str]:
     ]
 
 
-def one_line(value: Any) -> str:
+def format_yaml(value: Any) -> str:
     """A value as flow-style YAML on one line."""
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def median_size(found: Survey) -> tuple[int, int]:
+def measure_median_size(found: Survey) -> tuple[int, int]:
     """(median height, median width) of the images that were looked at."""
     widths, heights = (sorted(side) for side in zip(*found.sizes, strict=True))
     return heights[len(heights) // 2], widths[len(widths) // 2]
 
 
-def with_lists(columns: Mapping[str, Any]) -> dict[str, Any]:
+def convert_tuples(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Kinds of columns with lists in place of tuples, as YAML writes them."""
     return {name: list(kind) if isinstance(kind, tuple) else kind for name, kind in columns.items()}
 
 
-def seen_size(found: Survey) -> tuple[int, int] | None:
+def choose_seen_size(found: Survey) -> tuple[int, int] | None:
     """(height, width) to which images are reduced for a feature map; None for tables."""
     if not found.images:
         return None
-    height, width = median_size(found)
+    height, width = measure_median_size(found)
     scale = min(1.0, max(SEEN_SIDE / max(height, width), PATCHES_SIDE / min(height, width)))
     return max(1, round(height * scale)), max(1, round(width * scale))
 
 
 def read_by_the_map(found: Survey) -> bool:
     """Whether the data are images large enough for a map of patches, which then gets their size."""
-    size = seen_size(found)
+    size = choose_seen_size(found)
     return size is not None and min(size) >= PATCHES_SIDE
 
 
-def constant_lines(found: Survey) -> list[str]:
+def render_constants(found: Survey) -> list[str]:
     """Lines of the `data` block that fix constants and hold no validation samples out, with comments."""
-    constants = rounded_constants(found)
-    lines = [f"  {key}: {one_line(value)}" for key, value in constants.items()]
+    constants = round_constants(found)
+    lines = [f"  {key}: {format_yaml(value)}" for key, value in constants.items()]
     if lines:
         lines = [
             "  # What each number becomes is (x - mean) / std. These are of this file, rounded.",
@@ -193,7 +193,7 @@ def constant_lines(found: Survey) -> list[str]:
     return [*lines, "  validation_fraction: 0 # nothing is chosen by records"]
 
 
-def rounded_constants(found: Survey) -> dict[str, Any]:
+def round_constants(found: Survey) -> dict[str, Any]:
     """Keys of `data` that fix what a table's inputs become: columns, means and deviations of one figure.
 
     Empty for images, whose constants are public.
@@ -202,10 +202,10 @@ def rounded_constants(found: Survey) -> dict[str, Any]:
         keys = {key: found.options[key] for key in ("decimal", "units", "limits") if key in found.options}
         file, columns = read_csv(found.path, **keys), found.columns
         values = encode(file, columns, (), BadCells(file))
-        indices = numeric_indices(columns)
-        both = {name: _rounded(values[:, place]) for name, place in indices.items()}
+        indices = locate_numbers(columns)
+        both = {name: _round_moments(values[:, place]) for name, place in indices.items()}
         return {
-            "columns": with_lists(columns),
+            "columns": convert_tuples(columns),
             "normalise": {
                 "mean": {name: mean for name, (mean, _) in both.items()},
                 "std": {name: std for name, (_, std) in both.items()},
@@ -213,19 +213,19 @@ def rounded_constants(found: Survey) -> dict[str, Any]:
         }
     if found.source == "npz" and not found.images:
         with np.load(found.path, allow_pickle=False) as file:
-            both = [_rounded(column) for column in np.asarray(file["x"], dtype=np.float64).T]
+            both = [_round_moments(column) for column in np.asarray(file["x"], dtype=np.float64).T]
         return {"normalise": {"mean": [mean for mean, _ in both], "std": [std for _, std in both]}}
     return {}
 
 
-def _rounded(values: np.ndarray) -> tuple[float, float]:
+def _round_moments(values: np.ndarray) -> tuple[float, float]:
     """(mean as a multiple of the deviation, deviation of one figure) of those numbers that are there."""
     known = values[np.isfinite(values)]
-    mean, spread = (float(known.mean()), _one_figure(float(known.std()))) if len(known) else (0.0, 0.0)
+    mean, spread = (float(known.mean()), _round_to_figure(float(known.std()))) if len(known) else (0.0, 0.0)
     if spread == 0:
-        return _one_figure(mean), 1.0
+        return _round_to_figure(mean), 1.0
     return float(f"{round(mean / spread) * spread:.6g}"), spread
 
 
-def _one_figure(value: float) -> float:
+def _round_to_figure(value: float) -> float:
     return float(f"{value:.0e}")

@@ -33,7 +33,7 @@ class LiveDisplay:
         self._done = 0
         self._first = 0
         self._clock = time.monotonic()
-        self._live = Live(self._table(), console=self._console, refresh_per_second=8, transient=True)
+        self._live = Live(self._build_table(), console=self._console, refresh_per_second=8, transient=True)
 
     def show_start(self, folder: Path) -> None:
         """Print the run's folder and the learner, as a difference from its preset."""
@@ -51,9 +51,9 @@ class LiveDisplay:
     ) -> None:
         if self._console.is_terminal:
             self._live.stop()
-            self._console.print(self._table())
+            self._console.print(self._build_table())
 
-    def on_event(self, event: dict[str, Any]) -> None:
+    def show_event(self, event: dict[str, Any]) -> None:
         """Show one event of the journal: a task, a round, a note or a pause. Other events change nothing."""
         match event["event"]:
             case "task_started":
@@ -67,21 +67,21 @@ class LiveDisplay:
                 average = event["average_accuracy"]
                 balanced = event.get("balanced_accuracy") if event.get("unbalanced") else None
                 self._row["seen"] = (
-                    _percent(average) if balanced is None else f"{_percent(balanced)} balanced"
+                    _format_percent(average) if balanced is None else f"{_format_percent(balanced)} balanced"
                 )
                 if not self._console.is_terminal:
                     result = "accuracy not measured"
                     if average is not None:
-                        result = f"{_percent(average)} on all classes seen so far"
+                        result = f"{_format_percent(average)} on all classes seen so far"
                     if balanced is not None:
-                        result += f", {_percent(balanced)} balanced accuracy"
+                        result += f", {_format_percent(balanced)} balanced accuracy"
                     self._console.print(f"task {event['task']} learnt: {result}", highlight=False)
             case "note":
                 self._console.print(f"note: {event['text']}", style="yellow", markup=False)
             case kind if kind in PAUSES:
                 self._console.print(pause_in_words(event), style="yellow", markup=False)
         if self._console.is_terminal:
-            self._live.update(self._table())
+            self._live.update(self._build_table())
 
     @property
     def _row(self) -> dict[str, str]:
@@ -90,13 +90,13 @@ class LiveDisplay:
             self._rows.append({"classes": "(resumed)", "round": "", "loss": "", "seen": ""})
         return self._rows[-1]
 
-    def _progress(self, number: int) -> str:
+    def _format_progress(self, number: int) -> str:
         """Round n of N, counted over all tasks."""
         self._done = number
         self._first = self._first or number
         return f"{number} of {sum(self._rounds)}" if self._rounds else str(number)
 
-    def _remaining(self) -> str:
+    def _estimate_remaining(self) -> str:
         """The time that remains if later rounds take as long as those so far; '' after the last round."""
         left = sum(self._rounds) - self._done
         if left <= 0:
@@ -107,9 +107,9 @@ class LiveDisplay:
 
     def _round(self, event: dict[str, Any]) -> None:
         loss = "" if event["train_loss"] is None else f"{event['train_loss']:.3f}"
-        self._row.update(round=self._progress(event["round"]), loss=loss)
+        self._row.update(round=self._format_progress(event["round"]), loss=loss)
         if event["accuracy"] is not None:
-            self._row["seen"] = _percent(event["accuracy"])
+            self._row["seen"] = _format_percent(event["accuracy"])
         for kind in ("dropped", "refused"):
             for entry in event[kind]:
                 self._console.print(
@@ -122,12 +122,14 @@ class LiveDisplay:
             sites = len(event["participants"])
             self._console.print(
                 f"task {event['task']} round {self._row['round']}: loss {loss or '-'}{seen}, {sites} sites, "
-                f"{event['seconds']:.2f} s{self._remaining()}",
+                f"{event['seconds']:.2f} s{self._estimate_remaining()}",
                 highlight=False,
             )
 
-    def _table(self) -> Table:
-        table = Table(title=f"{self._name}{self._remaining()}", title_justify="left", header_style="bold")
+    def _build_table(self) -> Table:
+        table = Table(
+            title=f"{self._name}{self._estimate_remaining()}", title_justify="left", header_style="bold"
+        )
         for column in ("task", "classes", "round", "loss", "accuracy so far"):
             table.add_column(column, justify="left" if column == "classes" else "right")
         for number, row in enumerate(self._rows, start=1):
@@ -144,19 +146,19 @@ class LiveDisplay:
         for task in range(1, len(matrix) + 1):
             table.add_column(str(task), justify="right")
         for task, row in enumerate(matrix, start=1):
-            table.add_row(str(task), *[_percent(value) for value in row])
+            table.add_row(str(task), *[_format_percent(value) for value in row])
         self._console.print(table)
         if any(value is None for row in matrix for value in row):
             self._console.print(
-                f"{_percent(None)} not measured: the server holds no test samples of these classes, and no "
-                "site told what it counted"
+                f"{_format_percent(None)} not measured: the server holds no test samples of these "
+                f"classes, and no site told what it counted"
             )
         forgetting = summary["forgetting"]
         balanced = summary["balanced_accuracy"][-1] if summary["unbalanced"] else None
         self._console.print(
-            ("" if balanced is None else f"final balanced accuracy {_percent(balanced)}, ")
-            + f"final accuracy {_percent(summary['final_accuracy'])}, "
-            f"average incremental accuracy {_percent(summary['average_incremental_accuracy'])}"
+            ("" if balanced is None else f"final balanced accuracy {_format_percent(balanced)}, ")
+            + f"final accuracy {_format_percent(summary['final_accuracy'])}, "
+            f"average incremental accuracy {_format_percent(summary['average_incremental_accuracy'])}"
             + ("" if forgetting is None else f", forgetting {100 * forgetting:.1f} points"),
             highlight=False,
         )
@@ -174,5 +176,5 @@ class LiveDisplay:
         )
 
 
-def _percent(value: float | None) -> str:
+def _format_percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"

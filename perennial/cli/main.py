@@ -145,11 +145,11 @@ def run(
     if experiment is None:
         raise ConfigError("perennial run: give an experiment file, or --resume RUN")
     from perennial.config.experiment import load_experiment
-    from perennial.engine.run_folders import new_run_folder
+    from perennial.engine.run_folders import create_run_folder
 
     # what is wrong in the file, and the folder, take no import of PyTorch to be known
     found = load_experiment(experiment, overrides, seed)
-    with new_run_folder(name or found.name, runs, overwrite) as folder:
+    with create_run_folder(name or found.name, runs, overwrite) as folder:
         run_command = import_run()
         run_command(
             experiment, overrides or [], seed, folder.name, runs, workers or 1, device, None, cohort, gpu
@@ -268,10 +268,10 @@ def withdraw(
         typer.echo(withdrawal.withdraw_records(run, site, records, shrinkage))
     elif (statements := withdrawal.withdraw(run, site, shrinkage)) is not None:
         typer.echo(statements)
-        for path in withdrawal.still_there(run):
+        for path in withdrawal.list_leftovers(run):
             typer.echo(f"{run / path}: may still hold the model before")
     else:
-        for line in withdrawal.until_resumed(run, site):
+        for line in withdrawal.describe_next_steps(run, site):
             typer.echo(line)
 
 
@@ -296,10 +296,10 @@ def report(
     ] = None,
 ) -> None:
     """Write report.html of a run again; with --prevalence say what answers are worth there."""
-    from perennial.server.measures.headline import prevalence_of_run
+    from perennial.server.measures.headline import describe_run_prevalence
     from perennial.server.report.write import write_report
 
-    for sentence in prevalence_of_run(run, prevalence or []):
+    for sentence in describe_run_prevalence(run, prevalence or []):
         typer.echo(sentence)
     typer.echo(write_report(run))
 

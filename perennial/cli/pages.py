@@ -25,12 +25,12 @@ def serve(
 ) -> None:
     """Serve read-only pages that show runs as they happen, and /metrics for Prometheus."""
     from perennial.live.operator import OperatorPages
-    from perennial.live.web import allowed_hosts
+    from perennial.live.web import list_allowed_hosts
 
     if not runs.is_dir():
         raise ConfigError(f"{runs}: no such folder; name the one that holds the run folders")
     _require_loopback(host, in_container)
-    _listen(OperatorPages(runs).app(allowed_hosts(host, name or [])), host, port)
+    _listen(OperatorPages(runs).app(list_allowed_hosts(host, name or [])), host, port)
 
 
 def serve_site(
@@ -42,10 +42,10 @@ def serve_site(
 ) -> None:
     """Serve a read-only page for this hospital: what has left, what was approved, what happens now."""
     from perennial.live.hospital import HospitalPages
-    from perennial.live.web import allowed_hosts
+    from perennial.live.web import list_allowed_hosts
 
     _require_loopback(host, in_container)
-    _listen(HospitalPages(path).app(allowed_hosts(host, name or [])), host, port)
+    _listen(HospitalPages(path).app(list_allowed_hosts(host, name or [])), host, port)
 
 
 def _require_loopback(host: str, in_container: bool) -> None:

@@ -28,4 +28,4 @@ class WithPlugins(TyperCommand):
 
 
 def _put_in_use(context: click.Context, parameter: click.Parameter, named: tuple[str, ...]) -> None:
-    context.with_resource(plugins.using(named))
+    context.with_resource(plugins.use_also(named))

@@ -35,12 +35,12 @@ def predict_command(
     model answers with its head, and standard error says so.
     """
     from perennial.library import Model
-    from perennial.models.saved import load_saved, model_file
+    from perennial.models.saved import find_model_file, load_saved
 
     form = form or ("" if output is None else SUFFIXES.get(output.suffix.lower(), "")) or "text"
     if form not in WRITERS:
         raise ConfigError(f"predict --format: found {form!r}, allowed {', '.join(WRITERS)}")
-    saved = load_saved(model_file(run, site))
+    saved = load_saved(find_model_file(run, site))
     if saved.class_means is None and saved.settings["learner"]["classifier"] == "nearest_mean":
         typer.echo(
             "predict: by the head; this run was judged by each site's own class means, which never left the "
@@ -50,31 +50,33 @@ def predict_command(
     if saved.confidence.void:
         typer.echo(f"predict: the sets have no stated coverage: {saved.confidence.void}", err=True)
     model = Model(saved)
-    for sentence in _strangers(saved, paths):
+    for sentence in _describe_strangers(saved, paths):
         typer.echo(f"predict: {sentence}", err=True)
-    with _opened(output) as file:
+    with _open_output(output) as file:
         for line in WRITERS[form](
             model.predictions(paths), saved.classes, saved.confidence.thresholds is not None
         ):
             file.write(line + "\n")
 
 
-def _strangers(saved: "SavedModel", paths: Sequence[Path]) -> Iterator[str]:
+def _describe_strangers(saved: "SavedModel", paths: Sequence[Path]) -> Iterator[str]:
     """Sentences on columns of tables that are unlike the training data; faulty tables are for the reading."""
     from perennial.data.config import DataConfig
     from perennial.data.csv_file import read_csv
-    from perennial.data.inputs import strange_columns
+    from perennial.data.inputs import describe_strange_columns
 
     inputs, data = saved.inputs, DataConfig.model_validate(saved.settings["data"])
     for path in paths:
         if inputs.columns is not None and path.is_file() and path.suffix.lower() != ".npz":
             with suppress(DataError):
                 file = read_csv(path, units=data.units, limits=data.limits)
-                for said in strange_columns(file, inputs.columns, inputs.mean, inputs.std, data.missing):
+                for said in describe_strange_columns(
+                    file, inputs.columns, inputs.mean, inputs.std, data.missing
+                ):
                     yield f"{path}: {said}"
 
 
-def _text(found: Iterable["Prediction"], classes: Sequence[str], sets: bool) -> Iterator[str]:
+def _format_text(found: Iterable["Prediction"], classes: Sequence[str], sets: bool) -> Iterator[str]:
     """name, class and confidence, and prediction set and operating points where there are any, by tabs."""
     for each in found:
         points = "; ".join(f"{name}: {'yes' if found else 'no'}" for name, found in each.reached.items())
@@ -82,19 +84,19 @@ def _text(found: Iterable["Prediction"], classes: Sequence[str], sets: bool) -> 
         yield "\t".join([*line, *([points] if points else [])])
 
 
-def _csv(found: Iterable["Prediction"], classes: Sequence[str], sets: bool) -> Iterator[str]:
+def _format_csv(found: Iterable["Prediction"], classes: Sequence[str], sets: bool) -> Iterator[str]:
     """A header, then the same and the probability of each class."""
     columns = ["name", "class", "confidence", *(["prediction set"] if sets else [])]
     for number, each in enumerate(found):
         points = [f"at operating point of {name}" for name in each.reached]
         if not number:
-            yield _row([*columns, *points, *(f"probability of {name}" for name in classes)])
+            yield _format_row([*columns, *points, *(f"probability of {name}" for name in classes)])
         values = [each.name, each.label, f"{each.confidence:.6g}", *([_set_in_words(each)] if sets else [])]
         values += ["yes" if reached else "no" for reached in each.reached.values()]
-        yield _row([*values, *(f"{share:.6g}" for share in each.probabilities.values())])
+        yield _format_row([*values, *(f"{share:.6g}" for share in each.probabilities.values())])
 
 
-def _json_lines(found: Iterable["Prediction"], classes: Sequence[str], sets: bool) -> Iterator[str]:
+def _format_json_lines(found: Iterable["Prediction"], classes: Sequence[str], sets: bool) -> Iterator[str]:
     """One JSON object a line; an empty list is the set "none of the known classes"."""
     for each in found:
         line = {
@@ -108,7 +110,7 @@ def _json_lines(found: Iterable["Prediction"], classes: Sequence[str], sets: boo
         yield json.dumps(line, ensure_ascii=False)
 
 
-WRITERS = {"text": _text, "csv": _csv, "jsonl": _json_lines}
+WRITERS = {"text": _format_text, "csv": _format_csv, "jsonl": _format_json_lines}
 
 
 def _set_in_words(found: "Prediction") -> str:
@@ -117,14 +119,14 @@ def _set_in_words(found: "Prediction") -> str:
     return "; ".join(found.members or ()) or NONE_OF_THE_KNOWN
 
 
-def _row(values: Sequence[str]) -> str:
+def _format_row(values: Sequence[str]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow(values)
     return text.getvalue()
 
 
 @contextmanager
-def _opened(output: Path | None) -> Iterator[TextIO]:
+def _open_output(output: Path | None) -> Iterator[TextIO]:
     """Standard output, or a file that takes the place of output when everything was written."""
     if output is None:
         yield sys.stdout

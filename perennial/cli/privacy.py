@@ -40,7 +40,7 @@ def ledger_command(
     from rich.table import Table
 
     from perennial.client.activity import run_names
-    from perennial.learning.bayesian_estimate import bayesian_figure_of, runs_with_bayesian_figure
+    from perennial.learning.bayesian_estimate import list_bayesian_runs, read_bayesian_figure
     from perennial.privacy.composition import compose
     from perennial.privacy.ledger import Ledger
 
@@ -51,7 +51,7 @@ def ledger_command(
         )
     console = Console()
     table = Table("time", "run", "recipient", "kind", "unit", "mechanism", "multiplier", "rate", "steps")
-    entries, names = ledger.entries(), run_names(state_dir)
+    entries, names = ledger.read_entries(), run_names(state_dir)
     for entry in entries:
         numbers = (entry.noise_multiplier, entry.sample_rate, entry.steps)
         table.add_row(
@@ -66,8 +66,8 @@ def ledger_command(
     console.print(table)
     cost = ledger.cost(delta)
     console.print(f"{cost.releases} releases, epsilon {cost.epsilon:.4g} at delta {delta:g}", highlight=False)
-    for run in runs_with_bayesian_figure(state_dir):
-        figure = bayesian_figure_of(state_dir, run)
+    for run in list_bayesian_runs(state_dir):
+        figure = read_bayesian_figure(state_dir, run)
         assert figure is not None
         worst = compose([entry for entry in entries if entry.run == run], figure.delta)
         text = f"epsilon {figure.epsilon:.4g}" if figure.epsilon is not None else f"none: {figure.void}"

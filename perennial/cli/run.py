@@ -9,11 +9,11 @@ from typing import Literal
 # everything that a run needs comes in with this module, which the command imports in one go
 import perennial.client.handlers
 import perennial.server.app  # noqa: F401
-from perennial.cli.check_resume import brought_up_to_date
+from perennial.cli.check_resume import update_sums
 from perennial.cli.live import LiveDisplay
 from perennial.config.run import RunSettings
 from perennial.engine.cohorts import MOST
-from perennial.engine.run import resumed_settings, run_in_process
+from perennial.engine.run import load_resumed_settings, run_in_process
 from perennial.foundation.errors import ConfigError
 
 
@@ -30,9 +30,9 @@ def run_command(
     gpu: str = "",
 ) -> None:
     """Run or resume an experiment, with a live display, and print where the results are."""
-    asked = None if cohort is None else _cohort(cohort)
+    asked = None if cohort is None else _parse_cohort(cohort)
     if resume is not None:
-        settings = resumed_settings(experiment, overrides, seed, resume, device)
+        settings = load_resumed_settings(experiment, overrides, seed, resume, device)
     elif experiment is None:
         raise ConfigError("perennial run: give an experiment file, or --resume RUN")
     else:
@@ -48,12 +48,12 @@ def run_command(
     settings = replace(settings, gpu=gpu)
     loaded = settings.load()
     folder = settings.folder(loaded)
-    changed = brought_up_to_date(folder, loaded) if resume is not None else ""
+    changed = update_sums(folder, loaded) if resume is not None else ""
     display = LiveDisplay(loaded)
     display.show_start(folder)
     try:
         with display:
-            summary = run_in_process(settings, workers, display.on_event, asked)
+            summary = run_in_process(settings, workers, display.show_event, asked)
     except KeyboardInterrupt:
         print(f"perennial: stopped; go on with: perennial run --resume {folder}", file=sys.stderr)
         raise
@@ -62,7 +62,7 @@ def run_command(
         print(changed)
 
 
-def _cohort(word: str) -> int | Literal["auto"]:
+def _parse_cohort(word: str) -> int | Literal["auto"]:
     if word == "auto":
         return "auto"
     if not (word.isascii() and word.isdigit() and 1 <= int(word) <= MOST):

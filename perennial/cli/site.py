@@ -34,11 +34,11 @@ def open_(
     folder: Annotated[Path, typer.Option(help="this site's folder")] = Path(),
 ) -> None:
     """Make this site's key pair, or unpack the operator's bundle; site.yaml and a key that exist are kept."""
-    from perennial.deploy.bundle import offered_app, open_bundle
+    from perennial.deploy.bundle import find_offered_app, open_bundle
     from perennial.deploy.certificates import (
-        fingerprint,
+        compute_fingerprint,
+        encode_public_line,
         make_node_key,
-        public_line,
         read_validity,
         write_node_key,
     )
@@ -48,7 +48,7 @@ def open_(
         write_node_key(key, path)
         typer.echo(f"private key: {path} (stays here)")
         typer.echo(f"public key:  {path}.pub (send it to the operator)")
-        typer.echo(f"fingerprint: {fingerprint(public_line(key))} (compare by telephone)")
+        typer.echo(f"fingerprint: {compute_fingerprint(encode_public_line(key))} (compare by telephone)")
         return
     for name in open_bundle(bundle, folder):
         typer.echo(f"{folder / name}")
@@ -56,7 +56,7 @@ def open_(
         typer.echo(f"authority:   {authority.identified} (compare by telephone)")
     _tell_signing_key(folder / "site.yaml")
     if sha256:
-        approve(offered_app(folder, sha256), sha256, folder / "site.yaml")
+        approve(find_offered_app(folder, sha256), sha256, folder / "site.yaml")
 
 
 @app.command()
@@ -74,7 +74,7 @@ def approve(
     offer = read_offer(fab, config)
     _show(offer, config)
     require_hash(offer, sha256)
-    approved = approve_app(offer, _flower_home(site), config.approvals)
+    approved = approve_app(offer, _locate_flower_home(site), config.approvals)
     typer.echo(f"{approved.app}: approved, with {approved.title}")
 
 
@@ -98,9 +98,9 @@ def disapprove(
 ) -> None:
     """Take an approval back."""
     from perennial.config.site import load_site_config
-    from perennial.deploy.application import disapprove as disapprove_app
+    from perennial.deploy.application import withdraw_approval as disapprove_app
 
-    disapprove_app(name, _flower_home(site), load_site_config(site).approvals)
+    disapprove_app(name, _locate_flower_home(site), load_site_config(site).approvals)
     typer.echo(f"{name}: not approved any more")
 
 
@@ -133,20 +133,20 @@ app.command("serve")(serve_site)
 @app.command()
 def check(path: SiteFile = Path("site.yaml")) -> None:
     """Check key, certificates, approvals and connection; say what may leave and whether noise covers it."""
-    from perennial.client.policy import leaving_in_words
-    from perennial.deploy.certificates import fingerprint, public_line
-    from perennial.deploy.supernode import check_superlink, port_in_words, read_setup
+    from perennial.client.policy import describe_leaving
+    from perennial.deploy.certificates import compute_fingerprint, encode_public_line
+    from perennial.deploy.supernode import check_superlink, describe_port, read_setup
 
     setup = read_setup(path)
-    typer.echo(f"site:        {setup.config.site}, key {fingerprint(public_line(setup.key))}")
+    typer.echo(f"site:        {setup.config.site}, key {compute_fingerprint(encode_public_line(setup.key))}")
     _tell_signing_key(path)
     for authority in setup.authorities:
         typer.echo(f"authority:   {authority.identified}")
     for approved in setup.apps:
         typer.echo(f"approved:    {approved.app} ({approved.title})")
-    for line in leaving_in_words(setup.config.policy):
+    for line in describe_leaving(setup.config.policy):
         typer.echo(line)
-    typer.echo(f"supernode:   {port_in_words(setup.connection)}")
+    typer.echo(f"supernode:   {describe_port(setup.connection)}")
     check_superlink(setup)
     address = setup.connection.superlink
     typer.echo(f"superlink:   {address} answers with a certificate that this site trusts, and knows its key")
@@ -171,7 +171,7 @@ def clean(
     """Remove what the site keeps of old runs (exemplars, models, own layers) and unused features."""
     from perennial.client.secure_state import give_up
     from perennial.client.state import clean as remove
-    from perennial.client.state import kept_features
+    from perennial.client.state import open_kept_features
     from perennial.config.site import load_site_config
 
     config = load_site_config(path)
@@ -182,7 +182,7 @@ def clean(
         give_up(config.state_dir, run)
         typer.echo(f"given up:    run {run}; this site takes part in no masked sum of it any more")
         return
-    if freed := kept_features(config.state_dir, config.state).remove_unused(days):
+    if freed := open_kept_features(config.state_dir, config.state).remove_unused(days):
         typer.echo(f"removed:     features of samples, {freed / 1e6:.1f} MB")
     typer.echo(f"{len(removed)} runs removed; the ledger and the count of requests stay")
 
@@ -195,7 +195,7 @@ def restart_ledger(
     ] = False,
 ) -> None:
     """Begin a new ledger after one was lost, with the releases that the newest tip had counted."""
-    ledger = _ledger(path)
+    ledger = _open_ledger(path)
     if as_it_is:
         typer.echo(f"{ledger.record_tip()} releases; noted in {ledger.elsewhere or ledger.beside}")
         return
@@ -213,10 +213,10 @@ def health(path: SiteFile = Path("site.yaml")) -> None:
 
 def _show(offer: "Offer", site: "SiteConfig") -> None:
     """Print what an app asks for, and what changes against the newest approval of an experiment."""
-    from perennial.config.approval import newest_experiment
+    from perennial.config.approval import find_newest_approval
     from perennial.deploy.review import offer_in_words
 
-    for line in offer_in_words(offer, site, newest_experiment(site.approvals)):
+    for line in offer_in_words(offer, site, find_newest_approval(site.approvals)):
         typer.echo(line)
 
 
@@ -224,22 +224,22 @@ def _tell_signing_key(path: Path) -> None:
     """Print the key that signs what this site sends, in the forms in which others pin it or check with it."""
     from perennial.client.secure_state import own_key
     from perennial.config.site import load_site_config
-    from perennial.privacy.secure.keys import fingerprint
+    from perennial.privacy.secure.keys import format_fingerprint
 
     config = load_site_config(path)
     key = own_key(config.state_dir)
-    typer.echo(f"signing key: {fingerprint(key)} (for policy.peers of other sites, by telephone)")
+    typer.echo(f"signing key: {format_fingerprint(key)} (for policy.peers of other sites, by telephone)")
     typer.echo(f"             {config.site} {key} (a line for `perennial verify --keys`)")
 
 
-def _ledger(path: Path) -> "Ledger":
+def _open_ledger(path: Path) -> "Ledger":
     """The ledger of a site.yaml, with the files that witness it."""
     from perennial.config.site import load_site_config
 
     return load_site_config(path).ledger
 
 
-def _flower_home(site: Path) -> Path:
+def _locate_flower_home(site: Path) -> Path:
     from perennial.config.site import FLOWER_HOME
 
     return site.absolute().parent / FLOWER_HOME

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from perennial.foundation.allocator import ask_for_large_pages, permanent
+from perennial.foundation.allocator import ask_for_large_pages, freeze_objects
 
 
 def import_run() -> Callable[..., None]:
     """Import everything that a run needs; returns run_command of cli/run.py."""
     ask_for_large_pages()
-    with permanent():
+    with freeze_objects():
         from perennial.cli.run import run_command
     return run_command

@@ -46,7 +46,7 @@ def withdraw(
     elif digests:
         lines = _of_digests(path)
     else:
-        opened = _of_a_run(path, site) if path.is_dir() else _at_a_site(path, form, experiment)
+        opened = _of_a_run(path, site) if path.is_dir() else _load_site(path, form, experiment)
         lines = _of_records(*opened, records or [], patients, output)
     for line in lines:
         typer.echo(line)
@@ -77,27 +77,27 @@ def _of_records(
     patients: Path | None,
     output: Path,
 ) -> Iterator[str]:
-    from perennial.strategies.analytic.withdrawn_records import withdrawn
+    from perennial.strategies.analytic.withdrawn_records import write_withdrawn_sums
 
-    by_task = withdrawn(site, token, _chosen(site, records, patients), output, current)
+    by_task = write_withdrawn_sums(site, token, _select_records(site, records, patients), output, current)
     samples = sum(part.samples for part in by_task.values())
     yield f"{output}: sums of {samples} training samples, of {len(by_task)} tasks"
     yield f"the operator gives: perennial withdraw RUN --site {site.name} --records {output.name}"
     yield "remove these records from this site's data too, or the next run has them again"
 
 
-def _chosen(site: "Site", records: Sequence[Path], patients: Path | None) -> "Tensor":
+def _select_records(site: "Site", records: Sequence[Path], patients: Path | None) -> "Tensor":
     import torch
 
     from perennial.data.inputs import read_inputs
-    from perennial.data.samples import stored_as
+    from perennial.data.samples import find_stored_type
     from perennial.strategies.analytic.withdrawn_records import of_contents, of_patients
 
     if patients is not None:
         names = [line.strip() for line in patients.read_text().splitlines() if line.strip()]
         return of_patients(site, names)
     data = site.data
-    read = read_inputs(records, data.input_shape, stored_as(data.x), data.mean, data.columns)
+    read = read_inputs(records, data.input_shape, find_stored_type(data.x), data.mean, data.columns)
     return of_contents(site, torch.cat([x for _, x in read]))
 
 
@@ -118,12 +118,12 @@ def _of_a_run(folder: Path, site: str) -> "tuple[Site, str, dict[int, str]]":
     identity = Identity(site, experiment, policy, folder / "sites" / site, "cpu", 1)
     from perennial.server.opened_run import OpenedRun
 
-    return open_site(identity), checkpoint.progress.run, OpenedRun.open(folder).current(site)
+    return open_site(identity), checkpoint.progress.run, OpenedRun.open(folder).list_current_hashes(site)
 
 
-def _at_a_site(path: Path, form: Path | None, experiment: Path | None) -> "tuple[Site, str, dict[int, str]]":
+def _load_site(path: Path, form: Path | None, experiment: Path | None) -> "tuple[Site, str, dict[int, str]]":
     """A real site, whose data are divided as they were for the run."""
-    from perennial.client.door import key_of_form
+    from perennial.client.door import read_withdrawal_form
     from perennial.client.identity import Identity
     from perennial.client.site import open_site
     from perennial.config.experiment import load_experiment
@@ -132,10 +132,10 @@ def _at_a_site(path: Path, form: Path | None, experiment: Path | None) -> "tuple
     if form is None or experiment is None:
         raise ConfigError("--form and --experiment: missing; a site takes part in several runs")
     config = load_site_config(path)
-    with plugins.only(config.plugins):
+    with plugins.use_only(config.plugins):
         loaded = load_experiment(experiment)
         identity = Identity.of_site(config, loaded)
-        run, split_key, current = key_of_form(form, identity.state_dir / "runs", loaded.digest)
+        run, split_key, current = read_withdrawal_form(form, identity.state_dir / "runs", loaded.digest)
         return open_site(identity, split_key=split_key), run, current
 
 
@@ -164,11 +164,11 @@ def stop_answering(path: Path, answer: "Answer") -> None:
     if not listed.flow_style:
         changed = text[: listed.start_mark.index].rstrip() + f" [{', '.join(left)}]{text[end:]}"
     after = yaml.safe_load(changed)
-    if after != _without(yaml.safe_load(text), answer):
+    if after != _drop_answer(yaml.safe_load(text), answer):
         raise ConfigError(f"{path}: policy.answers: cannot be changed without changing more; edit it by hand")
     replace_file(path, changed.encode(), mode=path.stat().st_mode & 0o777)
 
 
-def _without(content: dict[str, dict[str, list[str]]], answer: str) -> object:
+def _drop_answer(content: dict[str, dict[str, list[str]]], answer: str) -> object:
     kept = [kind for kind in content["policy"]["answers"] if kind != answer]
     return content | {"policy": content["policy"] | {"answers": kept}}

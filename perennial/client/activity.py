@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from perennial.foundation.errors import KINDS, PolicyRefusal, PrivacyError, shown
+from perennial.foundation.errors import KINDS, PolicyRefusal, PrivacyError, clean_text
 
 ACTIVITY, BEFORE = "activity.jsonl", "activity.before.jsonl"
 LARGEST = 4 * 2**20
@@ -20,7 +20,7 @@ LONGEST = 500
 
 
 @contextmanager
-def noted(state_dir: Path, kind: str, **facts: object) -> Iterator[None]:
+def note_request(state_dir: Path, kind: str, **facts: object) -> Iterator[None]:
     """Log a request, and how the block that answers it ended: answered, refused or failed with its error.
 
     kind: of the request. facts: JSON-able, logged with it, such as site and round. Errors are raised again.
@@ -32,7 +32,7 @@ def noted(state_dir: Path, kind: str, **facts: object) -> Iterator[None]:
     except Exception as error:
         refused = isinstance(error, PolicyRefusal | PrivacyError)
         words = str(error) or type(error).__name__
-        reason = shown(f"{KINDS.get(type(error), 'error')}: {words}", LONGEST)
+        reason = clean_text(f"{KINDS.get(type(error), 'error')}: {words}", LONGEST)
         _write(state_dir, {"event": "refused" if refused else "failed", "request": request, "reason": reason})
         raise
     _write(state_dir, {"event": "answered", "request": request})

@@ -14,13 +14,13 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 import perennial
-from perennial.client.activity import noted
+from perennial.client.activity import note_request
 from perennial.client.consent import remove_withdrawn, require_consent
-from perennial.client.identity import Identity, identify, using_plugins
-from perennial.client.release import as_it_leaves, begin_request, leave, refusal
+from perennial.client.identity import Identity, identify, use_plugins
+from perennial.client.release import as_it_leaves, begin_request, build_refusal, leave
 from perennial.client.time_limit import check_bytes
-from perennial.foundation.errors import PerennialError, PolicyRefusal, ProtocolError, shown
-from perennial.foundation.site_log import log, one_subject, speak_of
+from perennial.foundation.errors import PerennialError, PolicyRefusal, ProtocolError, clean_text
+from perennial.foundation.site_log import limit_subject, log, speak_of
 from perennial.privacy.released import Public
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import (
@@ -32,7 +32,7 @@ from perennial.protocol.messages import (
     TrainRequest,
 )
 from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, ShareRequest, VoteRequest
-from perennial.protocol.stack import is_parcel, opened, parcelled
+from perennial.protocol.stack import is_parcel, open_parcel, pack_parcel
 from perennial.protocol.stamp import VERSION, Stamp
 
 Done = TypeVar("Done")
@@ -50,13 +50,13 @@ def answer_in_kind(
     if not message.has_content() or not is_parcel(message.content):
         return call_next(message, context)
     try:
-        message.content = opened(message.content)
+        message.content = open_parcel(message.content)
     except ProtocolError as error:
         log.warning("refused: %s", error)
         return Message(Error(RAISED, str(error)), reply_to=message)
     reply = call_next(message, context)
     if reply.has_content():
-        reply.content = parcelled(reply.content)
+        reply.content = pack_parcel(reply.content)
     return reply
 
 
@@ -87,7 +87,7 @@ def _answer(
         request = expected.from_record(message.content)
         facts = {"run": _run_name(identity, context), "round": getattr(request, "round", 0)}
         speak_of(site=identity.name, **facts)
-        with _watched(identity, request, context):
+        with _watch_request(identity, request, context):
             return Message(as_it_leaves(identity, request, handle(identity, request)), reply_to=message)
 
     return attempt(message, context, act)
@@ -106,24 +106,24 @@ def attempt(
     """
     site, deployed = "unknown", True
     begin_request()
-    with one_subject():
+    with limit_subject():
         try:
             identity = who(context)
             site, deployed = identity.name, identity.deployed
             speak_of(site=site)
-            with using_plugins(identity, context):
+            with use_plugins(identity, context):
                 return act(identity)
         except PerennialError as error:
             log.warning("refused: %s", error)
-            record = refusal(site, error, deployed=deployed)
+            record = build_refusal(site, error, deployed=deployed)
         except Exception as error:
             log.exception("failed")
-            record = refusal(site, error, deployed=deployed)
+            record = build_refusal(site, error, deployed=deployed)
     return Message(record, reply_to=message)
 
 
 @contextmanager
-def _watched(identity: Identity, request: WireMessage, context: Context) -> Iterator[None]:
+def _watch_request(identity: Identity, request: WireMessage, context: Context) -> Iterator[None]:
     """A deployed site notes what it was asked, and answers only what its hospital agrees to now.
 
     It always answers with its name, so that the operator knows which site pauses.
@@ -133,7 +133,7 @@ def _watched(identity: Identity, request: WireMessage, context: Context) -> Iter
         return
     run = getattr(request, "run", "")
     facts = {"run": run, "name": _run_name(identity, context), "round": getattr(request, "round", 0)}
-    with noted(identity.state_dir, type(request).__name__.removesuffix("Request").lower(), **facts):
+    with note_request(identity.state_dir, type(request).__name__.removesuffix("Request").lower(), **facts):
         require_consent(identity.state_dir, run)
         try:
             yield
@@ -144,22 +144,22 @@ def _watched(identity: Identity, request: WireMessage, context: Context) -> Iter
 
 def _run_name(identity: Identity, context: Context) -> str:
     """The operator's name of the run."""
-    return shown(str(context.run_config.get("name") or identity.experiment.name), 80)
+    return clean_text(str(context.run_config.get("name") or identity.experiment.name), 80)
 
 
 def _of_sums(answer: str) -> Handler:
     """Answer by a function of client/secure_answers.py, which needs neither data nor a model."""
 
     def handle(identity: Identity, request: Stamp) -> WireMessage:
-        from perennial.client.door import admitted
+        from perennial.client.door import admit_request
 
-        with admitted(identity, request):
+        with admit_request(identity, request):
             return getattr(import_module("perennial.client.secure_answers"), answer)(identity, request)
 
     return handle
 
 
-def _at_site(find: Callable[[Any, type], Callable[[Any, Any], WireMessage]]) -> Handler:
+def _answer_at_site(find: Callable[[Any, type], Callable[[Any, Any], WireMessage]]) -> Handler:
     """Answer with the opened site. find: (site, kind of request) -> what answers, imported for it alone."""
 
     def handle(identity: Identity, request: Stamp) -> WireMessage:
@@ -171,23 +171,23 @@ def _at_site(find: Callable[[Any, type], Callable[[Any, Any], WireMessage]]) -> 
         site = open_site(identity, request)
         if not (identity.deployed or site.experiment.privacy.enabled):
             return find(site, type(request))(site, request)
-        from perennial.client.door import admitted
-        from perennial.client.kept_reply import answered_once
+        from perennial.client.door import admit_request
+        from perennial.client.kept_reply import answer_once
         from perennial.client.training_samples import require_exemplars
 
-        def answered() -> WireMessage:
-            with admitted(identity, request):
+        def answer_request() -> WireMessage:
+            with admit_request(identity, request):
                 require_exemplars(site, request)
                 return find(site, type(request))(site, request)
 
-        return answered_once(site, request, answered)
+        return answer_once(site, request, answer_request)
 
     return handle
 
 
 def _own(answer: str) -> Handler:
     """Answer by a function of client/handlers.py."""
-    return _at_site(lambda *_: getattr(import_module("perennial.client.handlers"), answer))
+    return _answer_at_site(lambda *_: getattr(import_module("perennial.client.handlers"), answer))
 
 
 def _find_half(site: Any, kind: type) -> Callable[[Any, Any], WireMessage]:
@@ -236,7 +236,7 @@ HANDLERS: dict[type[WireMessage], Handler] = {
     OpenRequest: _of_sums("answer_open"),
 }
 """Every request that a site answers, whatever the method."""
-HANDLERS |= {kind: _at_site(_find_half) for kind in REQUESTS if kind not in HANDLERS}
+HANDLERS |= {kind: _answer_at_site(_find_half) for kind in REQUESTS if kind not in HANDLERS}
 
 for _request, _handle in HANDLERS.items():
     _category, _, _action = _request.message_type.partition(".")

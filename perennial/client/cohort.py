@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perennial.client.app import attempt
 from perennial.client.identity import Identity, identify
-from perennial.client.kept_reply import answered_once
+from perennial.client.kept_reply import answer_once
 from perennial.client.release import check_left, serialise
 from perennial.client.site import Site, open_site
 from perennial.client.training_turn import TrainingTurn
@@ -49,9 +49,9 @@ class Waiting:
         def act(_: Identity) -> WireMessage:
             def answer() -> TrainReply:
                 self.turn.resume(self.start if result is None else result.end)
-                return self.turn.taken() if result is None else self.turn.reply(result)
+                return self.turn.train_and_reply() if result is None else self.turn.reply(result)
 
-            return answered_once(self.turn.site, self.turn.request, answer)
+            return answer_once(self.turn.site, self.turn.request, answer)
 
         return attempt(self.message, self.context, act, lambda _: self.turn.site.identity)
 
@@ -70,13 +70,13 @@ def answer_together(messages: Sequence[Message], contexts: Sequence[Context]) ->
         if isinstance(each, Waiting):
             groups.setdefault(each.kind, []).append(each)
     for group in groups.values():
-        results = _trained(group)
+        results = _train_group(group)
         said = [each.reply(result) for each, result in zip(group, results, strict=True)]
-        replies += _together([each.message for each in group], said, results[0])
+        replies += _bundle_replies([each.message for each in group], said, results[0])
     return replies
 
 
-def _together(
+def _bundle_replies(
     requests: Sequence[Message], said: Sequence[WireMessage | Message], first: MemberResult | None
 ) -> list[Message]:
     """The messages of sites that trained in one pass: one for all that release their row and nothing beside.
@@ -127,7 +127,7 @@ class _Door:
                 start = turn.flat.vector.clone()
             else:
                 turn = TrainingTurn.open(Site(identity, before.turn.site.process), request, before.turn)
-                same = _places(turn) == _places(before.turn)
+                same = _locate_tensors(turn) == _locate_tensors(before.turn)
                 start = before.start if same else turn.flat.vector.clone()
             self._before = Waiting(message, context, turn, start, turn.as_member(start))
             return self._before
@@ -147,12 +147,12 @@ class _Door:
         return self._request, self._before is not None
 
 
-def _places(turn: TrainingTurn) -> list[int]:
+def _locate_tensors(turn: TrainingTurn) -> list[int]:
     """Where in memory the model lies that a turn received."""
     return [tensor.data_ptr() for tensor in turn.start.values()]
 
 
-def _trained(group: Sequence[Waiting]) -> Sequence[MemberResult | None]:
+def _train_group(group: Sequence[Waiting]) -> Sequence[MemberResult | None]:
     """Results of sites of one kind; None for all where they must train one after the other."""
     members = [each.member for each in group if each.member is not None]
     if len(members) < 2:
@@ -168,7 +168,7 @@ def _trained(group: Sequence[Waiting]) -> Sequence[MemberResult | None]:
             teacher=turn.teacher,
             augmentation=experiment.data.augmentation,
             progress=turn.progress,
-            first_class=turn.site.task_range(turn.request).start,
+            first_class=turn.site.find_task_range(turn.request).start,
             steps=turn.site.steps(),
         )
     except Exception as error:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from perennial.foundation.errors import PolicyRefusal, StateError
-from perennial.foundation.files import make_folder, one_at_a_time, replace_file, size_of
+from perennial.foundation.files import lock_folder, make_folder, measure_size, replace_file
 from perennial.foundation.plain import PlainObject
 
 PAUSED, WITHDRAWN = "paused.json", "withdrawn.json"
@@ -49,7 +49,7 @@ def pause(state_dir: Path) -> None:
     """Refuse all requests from now on until resume(); if the site pauses already, keep the earlier time."""
     make_folder(state_dir)
     if not read_consent(state_dir).paused:
-        replace_file(state_dir / PAUSED, json.dumps({"since": _now()}).encode())
+        replace_file(state_dir / PAUSED, json.dumps({"since": _format_now()}).encode())
 
 
 def resume(state_dir: Path) -> None:
@@ -65,10 +65,10 @@ def withdraw(state_dir: Path, run: str) -> int:
     folder = state_dir / "runs" / run
     if not run or not set(run) <= HEX or not folder.is_dir():
         raise StateError(f"run {run!r}: this site keeps nothing of such a run; `perennial ledger` lists runs")
-    with one_at_a_time(state_dir):
-        said = read_consent(state_dir).withdrawn | {run: _now()}
+    with lock_folder(state_dir):
+        said = read_consent(state_dir).withdrawn | {run: _format_now()}
         replace_file(state_dir / WITHDRAWN, json.dumps(said, indent=1).encode())
-        size = size_of(folder)
+        size = measure_size(folder)
         try:
             shutil.rmtree(folder)
         except OSError as error:
@@ -77,9 +77,9 @@ def withdraw(state_dir: Path, run: str) -> int:
 
 
 @contextmanager
-def not_withdrawn(state_dir: Path, run: str) -> Iterator[None]:
+def exclude_withdrawal(state_dir: Path, run: str) -> Iterator[None]:
     """A block in which no withdrawal from the run is said. Raises PolicyRefusal where one was."""
-    with one_at_a_time(state_dir):
+    with lock_folder(state_dir):
         if run in read_consent(state_dir).withdrawn:
             raise PolicyRefusal(f"this site has withdrawn from run {run}")
         yield
@@ -87,7 +87,7 @@ def not_withdrawn(state_dir: Path, run: str) -> Iterator[None]:
 
 def remove_withdrawn(state_dir: Path, run: str) -> None:
     """Remove what was written of a run since the site withdrew from it; nothing where it did not."""
-    with one_at_a_time(state_dir):
+    with lock_folder(state_dir):
         if run and run in read_consent(state_dir).withdrawn:
             shutil.rmtree(state_dir / "runs" / run, ignore_errors=True)
 
@@ -106,5 +106,5 @@ def _read(path: Path) -> PlainObject:
     return found
 
 
-def _now() -> str:
+def _format_now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")

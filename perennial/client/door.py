@@ -12,9 +12,9 @@ from pathlib import Path
 from perennial.client.identity import Identity
 from perennial.client.plan import Plan
 from perennial.client.policy import check_secure
-from perennial.client.release import were_data_read
+from perennial.client.release import has_read_data
 from perennial.client.request_count import RequestCount
-from perennial.client.site import registry_of_site, require_same_experiment, require_split_key
+from perennial.client.site import build_registry_of_site, require_same_experiment, require_split_key
 from perennial.client.state import Quota
 from perennial.client.time_limit import LONGEST, time_limit
 from perennial.config.site import SitePolicy
@@ -27,13 +27,13 @@ from perennial.foundation.errors import (
     ProtocolError,
     StateError,
 )
-from perennial.foundation.files import make_folder, one_at_a_time, replace_file
+from perennial.foundation.files import lock_folder, make_folder, replace_file
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
 
 
 @contextmanager
-def admitted(identity: Identity, request: Stamp) -> Iterator[None]:
+def admit_request(identity: Identity, request: Stamp) -> Iterator[None]:
     """Check and count a request of a deployed site; inside the block it is answered.
 
     Every request about a run passes here, whether it carries values or opens a masked sum. A simulated site
@@ -45,7 +45,7 @@ def admitted(identity: Identity, request: Stamp) -> Iterator[None]:
         return
     policy, experiment = identity.policy, identity.experiment
     require_split_key(identity, request)
-    registry = registry_of_site(identity)
+    registry = build_registry_of_site(identity)
     require_same_experiment(experiment, registry, request)
     plan = Plan(experiment, registry)
     kind = plan.check(request)
@@ -64,21 +64,21 @@ def admitted(identity: Identity, request: Stamp) -> Iterator[None]:
         # hospital has mended its disk, policy or budget; what failed after the data were read counts
         of_the_site = isinstance(error, StateError | DataError | PrivacyError)
         of_the_site |= isinstance(request, TrainRequest) and isinstance(error, PolicyRefusal)
-        if of_the_site and not were_data_read():
+        if of_the_site and not has_read_data():
             count.give_back(plan, kind, request)
         raise
 
 
-def unmet(policy: SitePolicy, plan: Plan) -> Iterator[str]:
+def describe_unmet_demands(policy: SitePolicy, plan: Plan) -> Iterator[str]:
     """Yield, in words, each demand of the policy that the experiment as a whole does not meet."""
     try:
         check_secure(policy, plan.experiment, plan.experiment.data.sites)
     except PolicyRefusal as refusal:
         yield str(refusal)
-    if policy.max_evaluations is not None and plan.questions() > policy.max_evaluations:
+    if policy.max_evaluations is not None and plan.count_questions() > policy.max_evaluations:
         yield (
-            f"policy.max_evaluations: the experiment asks how many answers of {plan.questions()} models are "
-            f"right, allowed {policy.max_evaluations}"
+            f"policy.max_evaluations: the experiment asks how many answers of {plan.count_questions()} "
+            f"models are right, allowed {policy.max_evaluations}"
         )
 
 
@@ -95,7 +95,7 @@ def keep_split_key(folder: Path, key: str) -> None:
     path = folder / RECORD
     found = hashlib.sha256(key.encode()).hexdigest()
     make_folder(folder)
-    with one_at_a_time(folder):
+    with lock_folder(folder):
         if not path.exists():
             replace_file(path, found.encode())
         elif path.read_text() != found:
@@ -105,7 +105,7 @@ def keep_split_key(folder: Path, key: str) -> None:
             )
 
 
-def key_of_form(form: Path, runs: Path, experiment: str) -> tuple[str, str, dict[int, str]]:
+def read_withdrawal_form(form: Path, runs: Path, experiment: str) -> tuple[str, str, dict[int, str]]:
     """(run, key, task -> hash of the statement that counts) of a form of `perennial withdraw --form`.
 
     It is for a site that keeps no key itself.

@@ -13,7 +13,7 @@ from torch import Tensor
 from perennial.client.state import SiteState
 from perennial.config.learner import Memory
 from perennial.data.federation import SiteData
-from perennial.data.splits import below
+from perennial.data.splits import mask_below
 from perennial.foundation.errors import StateError
 from perennial.foundation.site_log import log
 
@@ -28,7 +28,7 @@ class ExemplarStore:
         self._data = data
         self._classes = list(classes)
 
-    def indices(self, before_round: int) -> Tensor:
+    def find_indices(self, before_round: int) -> Tensor:
         """(k,) indices in the site's data of the exemplars that were chosen before a round.
 
         Classes come in order, and each class's list in order of importance.
@@ -44,7 +44,7 @@ class ExemplarStore:
                 f"exemplars of site {self._state.site!r}: chosen under class order {known}, "
                 f"this experiment has {self._classes}; use another state_dir"
             )
-        return self._located(tensors["index"], facts["hashes"], facts.get("labels"))
+        return self._correct_index(tensors["index"], facts["hashes"], facts.get("labels"))
 
     def require(self, before_round: int) -> None:
         """Raises RecordGone as indices() does, from the names of files alone; no record decides it.
@@ -54,7 +54,7 @@ class ExemplarStore:
         """
         self._state.require(RECORD, before_round)
 
-    def missed(self, before_round: int, known: int) -> list[int]:
+    def list_missed_labels(self, before_round: int, known: int) -> list[int]:
         """Labels below `known` whose exemplars nobody has chosen yet, whether or not there are records."""
         record = self._state.get(RECORD, before_round)
         # a record of an earlier version does not say; its choices are taken to be made
@@ -71,8 +71,8 @@ class ExemplarStore:
         round after which this holds. A class with fewer samples than the quota keeps them all, and the
         site's log says so.
         """
-        made = {*range(known)} - {*self.missed(version + 1, known)}
-        kept = self.indices(before_round=version + 1)
+        made = {*range(known)} - {*self.list_missed_labels(version + 1, known)}
+        kept = self.find_indices(before_round=version + 1)
         older = self._data.y[kept]
         lists = {label: kept[older == label][:quota] for label in older.unique().tolist()} | dict(chosen)
         short = [
@@ -93,7 +93,7 @@ class ExemplarStore:
         }
         self._state.put(RECORD, version, {"index": index}, facts)
 
-    def _located(self, index: Tensor, hashes: list[str], labels: list[int] | None) -> Tensor:
+    def _correct_index(self, index: Tensor, hashes: list[str], labels: list[int] | None) -> Tensor:
         """index, corrected where the samples have moved since: each to a row of its own content and label.
 
         labels: None in a record of an earlier version, whose exemplars are found by content alone. No row
@@ -102,14 +102,14 @@ class ExemplarStore:
         size = len(self._data.y)
         labels = [-1] * len(hashes) if labels is None else labels
 
-        def known(place: int, label: int) -> tuple[str, int]:
+        def identify(place: int, label: int) -> tuple[str, int]:
             return self._data.sample_hash(place), int(self._data.y[place]) if label >= 0 else -1
 
         wanted = [*zip(hashes, labels, strict=True)]
         moved = [
             position
             for position, (place, each) in enumerate(zip(index.tolist(), wanted, strict=True))
-            if place >= size or known(place, each[1]) != each
+            if place >= size or identify(place, each[1]) != each
         ]
         if not moved:
             return index
@@ -117,7 +117,7 @@ class ExemplarStore:
         stays = {*index.tolist()} - {int(index[position]) for position in moved}
         for place in reversed(range(size)):
             if place not in stays:
-                where.setdefault(known(place, labels[0]), []).append(place)
+                where.setdefault(identify(place, labels[0]), []).append(place)
         found = {
             position: where[each].pop() if where.get(each := wanted[position]) else -1 for position in moved
         }
@@ -136,16 +136,16 @@ class ExemplarStore:
         return index[index >= 0]
 
 
-def selected(memory: Memory, hashes: np.ndarray, features: Tensor | None, quota: int) -> Tensor:
+def select_exemplars(memory: Memory, hashes: np.ndarray, features: Tensor | None, quota: int) -> Tensor:
     """Indices, most important first, of the exemplars of one class, as the memory selects them.
 
     hashes: (n,) uint64, keyed. features: (n, d), or None where the selection is random. A sample whose
     features are not all finite counts as the farthest: a model can be made so that one sample's overflow.
     """
     if memory.selection == "random":
-        return random_by_hash(hashes, quota)
+        return select_by_hash(hashes, quota)
     assert features is not None
-    select = herding if memory.selection == "herding" else nearest
+    select = select_by_herding if memory.selection == "herding" else select_nearest
     finite = features.isfinite().all(dim=1).cpu()
     usable, rest = finite.nonzero()[:, 0], (~finite).nonzero()[:, 0]
     if len(usable) == 0:
@@ -153,7 +153,7 @@ def selected(memory: Memory, hashes: np.ndarray, features: Tensor | None, quota:
     return torch.cat([usable[select(features[usable.to(features.device)], quota)], rest])[:quota]
 
 
-def _checked(features: Tensor, budget: int) -> int:
+def _check_budget(features: Tensor, budget: int) -> int:
     if len(features) == 0:
         raise ValueError("exemplars of an empty class")
     if budget < 1:
@@ -161,7 +161,7 @@ def _checked(features: Tensor, budget: int) -> int:
     return min(budget, len(features))
 
 
-def herding(features: Tensor, budget: int) -> Tensor:
+def select_by_herding(features: Tensor, budget: int) -> Tensor:
     """Indices of the samples whose running mean stays closest to the class mean.
 
     features: (n, d), one class, rows of unit length.
@@ -171,7 +171,7 @@ def herding(features: Tensor, budget: int) -> Tensor:
 
     Rebuffi et al. 2017 (arXiv 1611.07725), algorithm 4.
     """
-    size = _checked(features, budget)
+    size = _check_budget(features, budget)
     features = features.double()
     mean = features.mean(dim=0)
     total = torch.zeros_like(mean)
@@ -188,15 +188,15 @@ def herding(features: Tensor, budget: int) -> Tensor:
     return torch.tensor(chosen, dtype=torch.int64)
 
 
-def nearest(features: Tensor, budget: int) -> Tensor:
+def select_nearest(features: Tensor, budget: int) -> Tensor:
     """Indices of the samples closest to the class mean, closest first; shapes and errors as herding."""
-    size = _checked(features, budget)
+    size = _check_budget(features, budget)
     features = features.double()
     distance = (features - features.mean(dim=0)).square().sum(dim=1)
     return torch.sort(distance, stable=True).indices[:size].cpu()
 
 
-def random_by_hash(hashes: np.ndarray, budget: int) -> Tensor:
+def select_by_hash(hashes: np.ndarray, budget: int) -> Tensor:
     """Indices of the samples with the smallest keyed hash.
 
     The choice does not depend on any property of a sample, but one more sample can displace another.
@@ -205,7 +205,7 @@ def random_by_hash(hashes: np.ndarray, budget: int) -> Tensor:
     Returns (min(budget, n),) int64, smallest hash first.
     Raises ValueError on an empty class or a budget below 1.
     """
-    size = _checked(torch.empty(len(hashes), 0), budget)
+    size = _check_budget(torch.empty(len(hashes), 0), budget)
     return torch.from_numpy(np.argsort(hashes, kind="stable")[:size])
 
 
@@ -218,4 +218,4 @@ def share_by_hash(hashes: np.ndarray, labels: Tensor, share: float) -> Tensor:
     Returns (k,) int64, by class, smallest hash first; k is about share * n and can be 0.
     """
     order = np.lexsort((hashes, labels.cpu().numpy()))
-    return torch.from_numpy(order[below(hashes[order], share)])
+    return torch.from_numpy(order[mask_below(hashes[order], share)])

@@ -13,20 +13,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.client.policy import check_evaluation, check_floor, withheld
+from perennial.client.policy import check_evaluation, check_floor, find_withheld
 from perennial.client.release import Typed, pay
 from perennial.client.site import Site
-from perennial.client.training_samples import choose, exemplar_indices
+from perennial.client.training_samples import choose, find_exemplar_indices
 from perennial.config import charges
 from perennial.config.evaluation import count_noise
 from perennial.foundation.errors import ConfigError
 from perennial.learning.batches import TrainingSet
-from perennial.learning.evaluation import by_class_means, count_correct, head_counts, unit_features
+from perennial.learning.evaluation import (
+    build_mean_classifier,
+    compute_unit_features,
+    count_correct,
+    count_head_correct,
+)
 from perennial.learning.scored import Scored
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.discrete_gaussian import Integers
 from perennial.privacy.noise import Noise
-from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples, towards_zero
+from perennial.privacy.noised_counts import (
+    STEPS,
+    CountNoise,
+    join_cells,
+    round_to_samples,
+    round_towards_zero,
+)
 from perennial.privacy.released import Mechanism, Released
 from perennial.privacy.secure.keys import Words
 from perennial.protocol.messages import EvaluateRequest
@@ -42,12 +53,12 @@ def own_class_means(site: Site, request: Stamp, model: IncrementalModel) -> Tens
     """
     if site.experiment.learner.classifier != "nearest_mean":
         return None
-    kept = exemplar_indices(site, request, request.round + 1, site.task_range(request).stop)
+    kept = find_exemplar_indices(site, request, request.round + 1, site.find_task_range(request).stop)
     if not len(kept):
         return None
     exemplars = site.samples(kept)
     sums = torch.zeros(model.num_classes, model.feature_width, device=exemplars.y.device)
-    sums.index_add_(0, exemplars.y, unit_features(model, exemplars))
+    sums.index_add_(0, exemplars.y, compute_unit_features(model, exemplars))
     return F.normalize(sums, dim=1)
 
 
@@ -64,7 +75,7 @@ class HeldOutCounts:
     withheld: list[int] | None
     released: Released[Any]
 
-    def typed(self) -> dict[str, Typed]:
+    def build_fields(self) -> dict[str, Typed]:
         """The fields of a reply."""
         stay = {} if self.withheld is None else {"withheld": self.released.alike(self.withheld)}
         return {
@@ -74,7 +85,7 @@ class HeldOutCounts:
         }
 
 
-def held_out_counts(
+def count_held_out(
     site: Site, request: Stamp, model: IncrementalModel, scored: Scored | None = None
 ) -> HeldOutCounts:
     """Right answers and samples of each class that may leave; noised ones are charged for here.
@@ -86,21 +97,21 @@ def held_out_counts(
     """
     check_evaluation(site.identity.policy, site.experiment)
     noise = count_noise(site.experiment)
-    mechanism, rows = _chosen(site, request, noise)
+    mechanism, rows = _choose_rows(site, request, noise)
     correct, total = (
-        _counted(site, request, model, rows) if scored is None else (scored.correct, scored.total)
+        _count_exact(site, request, model, rows) if scored is None else (scored.correct, scored.total)
     )
     released: Released[Any] = Released((correct, total), mechanism)
     # noise covers each cell; exact counts must have enough right and enough wrong answers each
     asked, exact = total, [correct]
     if noise is not None:
-        cells = _protected(site, noise, mechanism, correct, total)
+        cells = _protect_counts(site, noise, mechanism, correct, total)
         # before anything is decided by them: to keep back all of them tells something too
         released = pay(site.identity, Released(cells, mechanism))
         trusts_server = site.experiment.privacy.mode == "client_central"
-        correct, total = towards_zero(cells) if trusts_server else in_samples(cells)
+        correct, total = round_towards_zero(cells) if trusts_server else round_to_samples(cells)
         asked, exact = (asked, exact) if trusts_server else (total, [])
-    stay = withheld(site.identity.policy, "evaluate", asked, *exact)
+    stay = find_withheld(site.identity.policy, "evaluate", asked, *exact)
     if len(stay) == len(total):
         check_floor(site.identity.policy, "evaluate", 0)
     return HeldOutCounts(
@@ -111,79 +122,83 @@ def held_out_counts(
     )
 
 
-def uncounted(site: Site, request: EvaluateRequest) -> HeldOutCounts:
+def make_zero_counts(site: Site, request: EvaluateRequest) -> HeldOutCounts:
     """Zero counts, for a request that only fits a temperature, which leaves for the charge of counts.
 
-    Raises as held_out_counts() does.
+    Raises as count_held_out() does.
     """
     check_evaluation(site.identity.policy, site.experiment)
     none = [0] * request.num_classes
-    return HeldOutCounts(none, none, None, Released(none, charges.evaluation(site.experiment, request.run)))
+    return HeldOutCounts(
+        none, none, None, Released(none, charges.price_evaluation(site.experiment, request.run))
+    )
 
 
-def noised_words(site: Site, request: Stamp, model: IncrementalModel, noise: CountNoise) -> Released[Words]:
+def encode_noised_counts(
+    site: Site, request: Stamp, model: IncrementalModel, noise: CountNoise
+) -> Released[Words]:
     """Right and wrong answers of each class under `noise`, as words of a masked sum.
 
-    Raises as held_out_counts() does.
+    Raises as count_held_out() does.
     """
-    from perennial.config.secure_words import cell_words
+    from perennial.config.secure_words import encode_cells
 
     check_evaluation(site.identity.policy, site.experiment)
-    mechanism, rows = _chosen(site, request, noise)
-    correct, total = _counted(site, request, model, rows)
-    words = cell_words(_protected(site, noise, mechanism, correct, total))
+    mechanism, rows = _choose_rows(site, request, noise)
+    correct, total = _count_exact(site, request, model, rows)
+    words = encode_cells(_protect_counts(site, noise, mechanism, correct, total))
     return Released(words, mechanism)
 
 
-def _chosen(site: Site, request: Stamp, noise: CountNoise | None) -> tuple[Mechanism, Tensor]:
+def _choose_rows(site: Site, request: Stamp, noise: CountNoise | None) -> tuple[Mechanism, Tensor]:
     """The mechanism of the counts, and the held-out samples that count."""
-    mechanism = charges.evaluation(site.experiment, request.run)
-    return mechanism, choose(site, mechanism, lambda: _rows(site, request, noise))
+    mechanism = charges.price_evaluation(site.experiment, request.run)
+    return mechanism, choose(site, mechanism, lambda: _find_rows(site, request, noise))
 
 
-def _counted(
+def _count_exact(
     site: Site, request: Stamp, model: IncrementalModel, rows: Tensor
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Exact right answers and samples of each class, of the samples that count."""
     model.eval()
     data = site.samples(rows)
     with site.measuring():
-        return _right(site, request, model, data)
+        return _count_right(site, request, model, data)
 
 
-def _right(
+def _count_right(
     site: Site, request: Stamp, model: IncrementalModel, data: TrainingSet
 ) -> tuple[Sequence[int], Sequence[int]]:
     """By the head, or by class means where the experiment has some."""
     if isinstance(request, EvaluateRequest) and request.validation:
         # exemplars of this task's classes are chosen when it ends, so that only the head can be judged
-        return head_counts(model, data, request.num_classes, site.feature_folder)
+        return count_head_correct(model, data, request.num_classes, site.feature_folder)
     means = own_class_means(site, request, model)
     if means is None:
-        return head_counts(model, data, request.num_classes, site.feature_folder)
-    return count_correct(by_class_means(model, means), data, request.num_classes)
+        return count_head_correct(model, data, request.num_classes, site.feature_folder)
+    return count_correct(build_mean_classifier(model, means), data, request.num_classes)
 
 
-def _rows(site: Site, request: Stamp, noise: CountNoise | None) -> Tensor:
+def _find_rows(site: Site, request: Stamp, noise: CountNoise | None) -> Tensor:
     data, known = site.data, request.num_classes
     if noise is None:
-        return exact_rows(site, request)
-    rows = torch.cat([data.task_indices(part, 0, known) for part in ("test", "validation")])
+        return find_exact_rows(site, request)
+    rows = torch.cat([data.find_task_indices(part, 0, known) for part in ("test", "validation")])
     if site.experiment.privacy.hidden_unit != "patient":
         return rows
     if not data.patients:
         raise ConfigError("data.patient: missing; privacy.unit is patient, so the data must name them")
-    return data.one_of_each_patient(rows)
+    return data.choose_one_per_patient(rows)
 
 
-def exact_rows(site: Site, request: Stamp) -> Tensor:
+def find_exact_rows(site: Site, request: Stamp) -> Tensor:
     """Indices of the samples for exact counts: the test part, or validation if that is empty or asked for."""
     validation = isinstance(request, EvaluateRequest) and request.validation
     part = "test" if len(site.data.test) and not validation else "validation"
-    return site.data.task_indices(part, 0, request.num_classes)
+    return site.data.find_task_indices(part, 0, request.num_classes)
 
 
-def _protected(
+def _protect_counts(
     site: Site, noise: CountNoise, mechanism: Mechanism, correct: Sequence[int], total: Sequence[int]
 ) -> Integers:
     """(2 M,) cells in steps, as they may leave under the experiment's mode.
@@ -193,13 +208,13 @@ def _protected(
     privacy, secure = site.experiment.privacy, site.experiment.secure
     mechanism.require(noise.std)
     source = Noise()
-    cells = cells_of(correct, total)
+    cells = join_cells(correct, total)
     if privacy.mode == "sample":
         return cells * STEPS + noise.draw(len(cells), source)
     if privacy.mode == "sample_shared":
         assert secure is not None
         return cells * STEPS + noise.share(len(cells), secure.honest, source)
-    cells = noise.shrunk(cells)
+    cells = noise.shrink(cells)
     if privacy.mode == "client_local":
         return cells + noise.draw(len(cells), source)
     if privacy.mode == "client_shared":

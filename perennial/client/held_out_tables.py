@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from perennial.client.held_out import HeldOutCounts, exact_rows, own_class_means
-from perennial.client.policy import withheld
+from perennial.client.held_out import HeldOutCounts, find_exact_rows, own_class_means
+from perennial.client.policy import find_withheld
 from perennial.client.site import Site
-from perennial.config.evaluation import asks_for_tables, subgroups_of
+from perennial.config.evaluation import asks_for_tables, count_subgroups
 from perennial.learning.evaluation_tables import MOST_CLASSES, EvaluationTables
-from perennial.learning.scored import Scored, classifier, likelihoods, score
+from perennial.learning.scored import Scored, build_classifier, compute_likelihoods, score
 from perennial.models.incremental import IncrementalModel
 from perennial.protocol.messages import EvaluateRequest
 
@@ -27,46 +27,50 @@ class ReportedTables:
     uncalibrated: list[int]
 
 
-def with_tables(site: Site, request: EvaluateRequest) -> bool:
+def needs_tables(site: Site, request: EvaluateRequest) -> bool:
     """Whether tables are asked for, by the request and the experiment, with no more than MOST_CLASSES."""
     return request.tables and asks_for_tables(site.experiment) and request.num_classes <= MOST_CLASSES
 
 
 def score_held_out(site: Site, request: EvaluateRequest, model: IncrementalModel) -> Scored | None:
     """The model's scores of the held-out samples (exact_rows); None if no table may leave this site."""
-    if not with_tables(site, request) or "measures" not in site.identity.policy.answers:
+    if not needs_tables(site, request) or "measures" not in site.identity.policy.answers:
         return None
-    return _score(site, request, model, exact_rows(site, request))
+    return _score(site, request, model, find_exact_rows(site, request))
 
 
-def reported_tables(
+def report_tables(
     site: Site, request: EvaluateRequest, model: IncrementalModel, scored: Scored, counts: HeldOutCounts
 ) -> ReportedTables:
     """Tables of the held-out samples, and scores of the calibration samples, without classes below the floor.
 
-    scored: from score_held_out(). counts: from held_out_counts(), sent and charged together with the tables.
+    scored: from score_held_out(). counts: from count_held_out(), sent and charged together with the tables.
     """
     leaves = ~np.isin(scored.label, counts.withheld or [])
     policy, classes = site.identity.policy, request.num_classes
     kept = scored.pick(leaves)
-    tables = kept.tables(None, _subgroup(site, request, kept, leaves), subgroups_of(site.experiment))
-    calibration = site.data.task_indices("calibration", 0, classes)
+    tables = kept.build_tables(
+        None, _find_subgroups(site, request, kept, leaves), count_subgroups(site.experiment)
+    )
+    calibration = site.data.find_task_indices("calibration", 0, classes)
     uncalibrated: list[int] = []
     if len(calibration):
         if site.data.patients:
-            calibration = site.data.one_of_each_patient(calibration, "calibration")
+            calibration = site.data.choose_one_per_patient(calibration, "calibration")
         found = _score(site, request, model, calibration)
-        uncalibrated = sorted(withheld(policy, "evaluate", found.total))
+        uncalibrated = sorted(find_withheld(policy, "evaluate", found.total))
         tables = replace(tables, calibration=found.pick(~np.isin(found.label, uncalibrated)).scores())
     return ReportedTables(tables, uncalibrated)
 
 
-def _subgroup(site: Site, request: EvaluateRequest, kept: Scored, leaves: np.ndarray) -> np.ndarray | None:
+def _find_subgroups(
+    site: Site, request: EvaluateRequest, kept: Scored, leaves: np.ndarray
+) -> np.ndarray | None:
     """(n,) subgroup of each sample that may leave; -1 too if the floor keeps its class and subgroup here."""
-    if site.data.subgroup is None or not subgroups_of(site.experiment):
+    if site.data.subgroup is None or not count_subgroups(site.experiment):
         return None
-    found = site.data.subgroup[exact_rows(site, request).cpu().numpy()][leaves].copy()
-    groups = subgroups_of(site.experiment)
+    found = site.data.subgroup[find_exact_rows(site, request).cpu().numpy()][leaves].copy()
+    groups = count_subgroups(site.experiment)
     right = kept.label == kept.predicted
     for label in range(request.num_classes):
         own = kept.label == label
@@ -74,12 +78,12 @@ def _subgroup(site: Site, request: EvaluateRequest, kept: Scored, leaves: np.nda
         cells, hits = (
             np.bincount(found[rows] + 1, minlength=groups + 1).tolist() for rows in (own, own & right)
         )
-        for cell in withheld(site.identity.policy, "evaluate", cells, hits) if own.any() else ():
+        for cell in find_withheld(site.identity.policy, "evaluate", cells, hits) if own.any() else ():
             found[own & (found == cell - 1)] = -1
     return found
 
 
-def counts_beside(
+def list_counts_beside(
     site: Site, request: EvaluateRequest, counts: HeldOutCounts, reported: ReportedTables | None
 ) -> list[int]:
     """Integers beside the counts of a masked sum: tables, 1 if there are any, 1 if a class is withheld.
@@ -87,10 +91,10 @@ def counts_beside(
     Returns [] if the request is for no tables. A site without tables (reported None) sends as many zeros, so
     that a sum does not tell which sites sent theirs.
     """
-    if not with_tables(site, request):
+    if not needs_tables(site, request):
         return []
     tables = (
-        EvaluationTables.empty(request.num_classes, subgroups_of(site.experiment))
+        EvaluationTables.empty(request.num_classes, count_subgroups(site.experiment))
         if reported is None
         else reported.tables
     )
@@ -98,24 +102,26 @@ def counts_beside(
     return [*tables.vector().tolist(), int(reported is not None), int(suppressed)]
 
 
-def fitted_tables(site: Site, request: EvaluateRequest, model: IncrementalModel) -> ReportedTables | None:
+def build_temperature_tables(
+    site: Site, request: EvaluateRequest, model: IncrementalModel
+) -> ReportedTables | None:
     """Summed likelihoods of the validation samples at each temperature; None if no table may leave.
 
     They are 0 if the site has no test samples, or fewer validation samples than the policy's floor.
     """
     policy = site.identity.policy
-    if not with_tables(site, request) or "measures" not in policy.answers:
+    if not needs_tables(site, request) or "measures" not in policy.answers:
         return None
-    rows, groups = exact_rows(site, request), subgroups_of(site.experiment)
+    rows, groups = find_exact_rows(site, request), count_subgroups(site.experiment)
     empty = EvaluationTables.empty(request.num_classes, groups)
     # without test samples the validation samples are those that are judged
     if not len(site.data.test) or len(rows) < max(1, policy.min_samples):
         return ReportedTables(empty, [])
     with site.measuring():
-        classify, data = classifier(
+        classify, data = build_classifier(
             model, site.samples(rows), own_class_means(site, request, model), site.feature_folder
         )
-        losses = likelihoods(classify, data)
+        losses = compute_likelihoods(classify, data)
     found = replace(empty, likelihood=losses, validation=np.array([len(rows)], dtype=np.int64))
     return ReportedTables(found, [])
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from flwr.app import Context
 
-from perennial.config.approval import approved_experiment
+from perennial.config.approval import find_approved_experiment
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import ANSWERS, SiteConfig, SitePolicy, StateLimits, load_site_config
 from perennial.data.config import DataConfig
 from perennial.foundation import plugins
-from perennial.foundation.errors import ConfigError, PolicyRefusal, shown
+from perennial.foundation.errors import ConfigError, PolicyRefusal, clean_text
 
 if TYPE_CHECKING:
     from perennial.config.simulation import DataKey
@@ -80,14 +80,14 @@ class Identity:
 
 
 @contextmanager
-def using_plugins(identity: Identity, context: Context) -> Iterator[None]:
+def use_plugins(identity: Identity, context: Context) -> Iterator[None]:
     """Context manager: the plug-ins that a site answers with are in use.
 
     A deployed site's are those of its site.yaml. A simulated one has those of the program, and of the run
     config that the same person wrote.
     """
-    named = plugins.listed(str(context.run_config.get("plugins", "")))
-    with plugins.only(identity.plugins) if identity.deployed else plugins.using(named):
+    named = plugins.parse_names(str(context.run_config.get("plugins", "")))
+    with plugins.use_only(identity.plugins) if identity.deployed else plugins.use_also(named):
         yield
 
 
@@ -96,14 +96,14 @@ def require_data(config: SiteConfig, experiment: Experiment) -> None:
     data, shares = experiment.data, experiment.data.shares
     if config.data is not None or (not data.only_at_sites and (shares is None or config.site in shares)):
         return
-    found = "has none" if shares is None else f"divides its data among {shown(', '.join(shares), 100)}"
+    found = "has none" if shares is None else f"divides its data among {clean_text(', '.join(shares), 100)}"
     raise PolicyRefusal(
         f"data: site.yaml of {config.site} has no `data`, and experiment {experiment.name} {found}; write "
         "under `data` where this site's samples are"
     )
 
 
-def _experiment(settings: RunSettings) -> Experiment:
+def _load_experiment(settings: RunSettings) -> Experiment:
     # a run that goes on a second time in one process has another experiment in the same file
     try:
         changed = os.stat(settings.path).st_mtime_ns
@@ -132,18 +132,18 @@ class _Simulated:
 _latest: list[_Simulated] = []
 
 
-def _simulated(experiment: Experiment) -> _Simulated:
+def _find_simulated(experiment: Experiment) -> _Simulated:
     # imported here: a deployed site never reads simulated data
-    from perennial.config.simulation import data_key, simulated_site_names
+    from perennial.config.simulation import build_data_key, list_simulated_sites
 
-    data = data_key(experiment)
+    data = build_data_key(experiment)
     if not _latest or _latest[0].data != data or _latest[0].experiment != experiment:
-        _latest[:] = [_Simulated(experiment, data, simulated_site_names(experiment))]
+        _latest[:] = [_Simulated(experiment, data, list_simulated_sites(experiment))]
     return _latest[0]
 
 
 @lru_cache(maxsize=4)
-def _site_config(path: Path, changed: int) -> SiteConfig:
+def _read_site_config(path: Path, changed: int) -> SiteConfig:
     return load_site_config(path)
 
 
@@ -165,17 +165,17 @@ def identify(context: Context, beside: Context | None = None) -> Identity:
     settings = RunSettings.from_run_config(context.run_config)
     if site_file is not None:
         path = Path(str(site_file))
-        config = _site_config(path, path.stat().st_mtime_ns if path.exists() else 0)
-        with plugins.only(config.plugins):
-            experiment = approved_experiment(settings, config.approvals, config.plugins)
+        config = _read_site_config(path, path.stat().st_mtime_ns if path.exists() else 0)
+        with plugins.use_only(config.plugins):
+            experiment = find_approved_experiment(settings, config.approvals, config.plugins)
         return Identity.of_site(config, experiment)
-    experiment = _experiment(settings)
+    experiment = _load_experiment(settings)
     if not isinstance(partition, int):
         raise ConfigError(
             'node config: needs site="/path/to/site.yaml" (a real site) or partition-id=K (a simulated one); '
             f"found {sorted(context.node_config) or 'nothing'}"
         )
-    sites = _simulated(experiment)
+    sites = _find_simulated(experiment)
     sites.settings = settings
     known = sites.identities.get((settings, partition))
     if known is not None:

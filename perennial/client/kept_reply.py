@@ -14,18 +14,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
-from perennial.client.consent import not_withdrawn
+from perennial.client.consent import exclude_withdrawal
 from perennial.client.release import let_out
 from perennial.client.site import Site
 from perennial.client.state import read_safetensors
 from perennial.foundation.errors import PerennialError
-from perennial.foundation.files import make_folder, one_at_a_time, replace_file
+from perennial.foundation.files import lock_folder, make_folder, replace_file
 from perennial.foundation.site_log import log
-from perennial.foundation.tensor_file import pieces
+from perennial.foundation.tensor_file import yield_pieces
 from perennial.protocol import messages
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.stamp import Stamp
-from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.protocol.tensors import Tensors, hash_tensors
 
 FOLDER = "released"
 """In a run's folder at a site: one file for each reply of the round."""
@@ -35,7 +35,7 @@ DELIVERED = ("previous_arrays",)
 """What a request brings along, or not, without asking for anything else."""
 
 
-def answered_once(site: Site, request: Stamp, answer: Callable[[], WireMessage]) -> WireMessage:
+def answer_once(site: Site, request: Stamp, answer: Callable[[], WireMessage]) -> WireMessage:
     """The kept reply to this request, if there is one; otherwise answer(), kept if it charged the ledger.
 
     Waits for other processes that answer requests of this run: a server that was killed may ask again early.
@@ -64,7 +64,7 @@ class KeptReply:
         self._state_dir = site.identity.state_dir
         self._turns = self._state_dir / TURNS / hashlib.sha256(request.run.encode()).hexdigest()[:2]
         policy = site.identity.policy.model_dump_json()
-        self._key = hashlib.sha256(f"{_asked(request)}{policy}".encode()).hexdigest()
+        self._key = hashlib.sha256(f"{_describe_request(request)}{policy}".encode()).hexdigest()
 
     @classmethod
     def of(cls, site: Site, request: Stamp) -> "KeptReply | None":
@@ -76,7 +76,7 @@ class KeptReply:
     def turn(self) -> AbstractContextManager[None]:
         """Context manager: wait until no other process of this site answers a request of this run."""
         make_folder(self._turns)
-        return one_at_a_time(self._turns)
+        return lock_folder(self._turns)
 
     @property
     def path(self) -> Path:
@@ -89,7 +89,7 @@ class KeptReply:
         try:
             tensors, metadata = read_safetensors(self.path)
             content = json.loads(metadata["facts"])
-            if content["key"] != self._key or content["sha256"] != _digest(tensors, content["fields"]):
+            if content["key"] != self._key or content["sha256"] != _hash_reply(tensors, content["fields"]):
                 return None
             values: dict[str, Any] = dict(content["fields"])
             for name, keys in content["tensors"].items():
@@ -112,9 +112,9 @@ class KeptReply:
         content = {"key": self._key, "kind": type(reply).__name__, "fields": values, "tensors": named}
         try:
             # as it is read back: a tuple becomes a list
-            content["sha256"] = _digest(tensors, json.loads(json.dumps(values)))
-            data = list(pieces(tensors, {"facts": json.dumps(content)}))
-            with not_withdrawn(self._state_dir, self._state.folder.name):
+            content["sha256"] = _hash_reply(tensors, json.loads(json.dumps(values)))
+            data = list(yield_pieces(tensors, {"facts": json.dumps(content)}))
+            with exclude_withdrawal(self._state_dir, self._state.folder.name):
                 if self._state.quota is not None:
                     self._state.quota.require(self._state.folder, sum(map(len, data)))
                 make_folder(self._folder)
@@ -126,20 +126,20 @@ class KeptReply:
             log.warning("%s: not kept (%s); if it is asked for again, it is paid for again", self.path, error)
 
 
-def _asked(request: Stamp) -> str:
+def _describe_request(request: Stamp) -> str:
     """What a request asks, as text: its fields, with tensors by their hash."""
     found: dict[str, Any] = {"kind": type(request).__name__}
     for field in fields(request):
         value = getattr(request, field.name)
         if field.name not in DELIVERED:
-            found[field.name] = _hashed(value) if isinstance(value, Tensors) else value
+            found[field.name] = _describe_tensors(value) if isinstance(value, Tensors) else value
     return json.dumps(found, sort_keys=True)
 
 
-def _hashed(tensors: Tensors) -> list[object]:
-    return [content_sha256(tensors), [[name, list(tensors[name].shape)] for name in sorted(tensors)]]
+def _describe_tensors(tensors: Tensors) -> list[object]:
+    return [hash_tensors(tensors), [[name, list(tensors[name].shape)] for name in sorted(tensors)]]
 
 
-def _digest(tensors: dict[str, Any], values: dict[str, Any]) -> str:
-    text = f"{content_sha256(tensors)}{json.dumps(values, sort_keys=True)}"
+def _hash_reply(tensors: dict[str, Any], values: dict[str, Any]) -> str:
+    text = f"{hash_tensors(tensors)}{json.dumps(values, sort_keys=True)}"
     return hashlib.sha256(text.encode()).hexdigest()

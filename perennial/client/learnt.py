@@ -18,7 +18,7 @@ from torch import Tensor
 from perennial.client.site import Site
 from perennial.client.state import read_safetensors
 from perennial.data.site import Part, SiteData
-from perennial.data.splits import identities
+from perennial.data.splits import compute_identities
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.record_key import record_key
 from perennial.protocol.stamp import Stamp
@@ -56,10 +56,14 @@ class Noted:
 FIELDS = tuple(Noted.__dataclass_fields__)
 
 
-def hashes(key: bytes, purpose: str, contents: np.ndarray | Sequence[str]) -> np.ndarray:
+def hash_contents(key: bytes, purpose: str, contents: np.ndarray | Sequence[str]) -> np.ndarray:
     """(n,) int64 keyed hashes of contents, (n, 32) uint8, or of texts."""
     found = (each.encode() if isinstance(each, str) else each.tobytes() for each in contents)
-    return np.ascontiguousarray(identities(key, f"learnt {purpose}", found)[:, :8]).view(np.int64).reshape(-1)
+    return (
+        np.ascontiguousarray(compute_identities(key, f"learnt {purpose}", found)[:, :8])
+        .view(np.int64)
+        .reshape(-1)
+    )
 
 
 def as_noted(data: SiteData, key: bytes, rows: Tensor) -> Noted:
@@ -70,9 +74,9 @@ def as_noted(data: SiteData, key: bytes, rows: Tensor) -> Noted:
         part[data.part(name).cpu().numpy()] = number
     named = data.places is not None and data.columns is None
     return Noted(
-        hashes(key, "content", data.contents_of(rows)),
-        hashes(key, "place", [data.places[row] for row in at]) if named and data.places else none,
-        hashes(key, "patient", data.keyed.groups[at]) if data.patients else none,
+        hash_contents(key, "content", data.hash_contents(rows)),
+        hash_contents(key, "place", [data.places[row] for row in at]) if named and data.places else none,
+        hash_contents(key, "patient", data.keyed.groups[at]) if data.patients else none,
         data.y[rows].cpu().numpy(),
         part[at],
     )
@@ -92,10 +96,10 @@ def note_learnt(site: Site, stamp: Stamp, rows: Tensor, task: int | None = None)
         return
     from safetensors.torch import save
 
-    stop, key = site.process.registry.schedule.classes_of(number).stop, _key(site)
-    parts = torch.cat([site.data.task_indices(part, 0, stop).cpu() for part in PARTS[1:]])
-    beside, known = as_noted(site.data, key, parts), read_noted(_folders(site, stamp))
-    beside = beside.pick(~were_noted(beside, known.pick(known.part > 0)))
+    stop, key = site.process.registry.schedule.list_classes(number).stop, _find_key(site)
+    parts = torch.cat([site.data.find_task_indices(part, 0, stop).cpu() for part in PARTS[1:]])
+    beside, known = as_noted(site.data, key, parts), read_noted(_list_folders(site, stamp))
+    beside = beside.pick(~match_noted(beside, known.pick(known.part > 0)))
     found = Noted.joined([as_noted(site.data, key, rows), beside])
     make_folder(path.parent)
     # lost with the machine, these records would be trained on once more when the run goes on
@@ -106,7 +110,7 @@ def note_learnt(site: Site, stamp: Stamp, rows: Tensor, task: int | None = None)
     )
 
 
-def not_learnt(site: Site, stamp: Stamp) -> Tensor:
+def find_unlearnt(site: Site, stamp: Stamp) -> Tensor:
     """Indices of training records of earlier classes that no task of the run has learnt, in a continued run.
 
     Empty in the tasks that the run began with, and for a learner without a memory.
@@ -115,13 +119,13 @@ def not_learnt(site: Site, stamp: Stamp) -> Tensor:
     begun_with = experiment.tasks.learnt
     if not begun_with or stamp.task <= begun_with or experiment.learner.memory is None:
         return torch.empty(0, dtype=torch.int64)
-    earlier = site.data.task_indices("train", 0, site.task_range(stamp).start)
-    known = read_noted(_folders(site, stamp), before_task=stamp.task)
-    now = as_noted(site.data, _key(site), earlier)
-    return earlier[torch.from_numpy(~were_noted(now, known.pick(known.part == 0)))]
+    earlier = site.data.find_task_indices("train", 0, site.find_task_range(stamp).start)
+    known = read_noted(_list_folders(site, stamp), before_task=stamp.task)
+    now = as_noted(site.data, _find_key(site), earlier)
+    return earlier[torch.from_numpy(~match_noted(now, known.pick(known.part == 0)))]
 
 
-def were_noted(now: Noted, known: Noted) -> np.ndarray:
+def match_noted(now: Noted, known: Noted) -> np.ndarray:
     """(n,) bool: of the rows of one content and patient, as many as were noted; of their own label first.
 
     So a row hangs on its own noting alone: a copy that comes later was not noted, whoever was.
@@ -148,11 +152,11 @@ def read_noted(runs: Sequence[Path], before_task: int = 1 << 30) -> Noted:
     return Noted.joined(found)
 
 
-def _key(site: Site) -> bytes:
+def _find_key(site: Site) -> bytes:
     return record_key(site.identity.state_dir) if site.identity.deployed else site.data.keyed.key
 
 
-def _folders(site: Site, stamp: Stamp) -> list[Path]:
+def _list_folders(site: Site, stamp: Stamp) -> list[Path]:
     """Of this site's run; of all sites where a division is simulated, among which records may move."""
     own, shared = site.state(stamp.run).folder, site.identity.shared_models
     if shared is None or site.experiment.data.partition.kind == "natural":

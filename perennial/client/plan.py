@@ -10,14 +10,14 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-from perennial.config.evaluation import asks_for_tables, fits
+from perennial.config.evaluation import asks_for_tables, fits_temperature
 from perennial.config.experiment import Experiment
-from perennial.config.strategies import Asks, asks_of, nested
+from perennial.config.strategies import Asks, find_asks, list_nested
 from perennial.data.schedule import Registry
 from perennial.foundation.errors import PolicyRefusal
 from perennial.foundation.plain import PlainObject, read_object
 from perennial.learning.site_method import SiteMethod, SiteMethods
-from perennial.protocol.measurements import asked
+from perennial.protocol.measurements import parse_measurements
 from perennial.protocol.messages import EvaluateRequest, TrainRequest
 from perennial.protocol.stamp import Stamp
 
@@ -46,12 +46,12 @@ class Plan:
     @cached_property
     def strategies(self) -> dict[str, Mapping[str, Any]]:
         """Keys of the experiment's strategy and of each that it wraps, by the strategy's name."""
-        return dict(nested(self.experiment.strategy.name, self.experiment.strategy.parameters))
+        return dict(list_nested(self.experiment.strategy.name, self.experiment.strategy.parameters))
 
     @cached_property
     def asks(self) -> dict[str, Asks]:
         """What each of these strategies asks of a site, by its name."""
-        return {name: asks_of(name, keys) for name, keys in self.strategies.items()}
+        return {name: find_asks(name, keys) for name, keys in self.strategies.items()}
 
     @cached_property
     def halves(self) -> Sequence[SiteMethod]:
@@ -86,9 +86,9 @@ class Plan:
             # each sum takes masks that are made afresh, or were made ahead beside the opening before
             return 1 if kind == "introduce" else 2 * sum(self.most(of, number) for of in MASKED)
         extra = sum(half.extra_requests(kind, number, self) for half in self.halves)
-        return self._usual(kind, number) + extra
+        return self._count_usual(kind, number) + extra
 
-    def _usual(self, kind: str, number: int) -> int:
+    def _count_usual(self, kind: str, number: int) -> int:
         experiment, last = self.experiment, number in self.last_rounds
         match kind:
             case "train":
@@ -98,19 +98,19 @@ class Plan:
             case "evaluate":
                 return int(last and experiment.evaluation.federated)
             case "temperature":
-                return int(last and fits(experiment))
+                return int(last and fits_temperature(experiment))
             case _:
                 return 0
 
-    def evaluations(self) -> int:
+    def count_evaluations(self) -> int:
         """Requests in the whole run that a site answers with counts of held-out samples."""
-        return self._evaluations() + sum(half.extra_questions(self)[0] for half in self.halves)
+        return self._count_evaluations() + sum(half.extra_questions(self)[0] for half in self.halves)
 
-    def questions(self) -> int:
+    def count_questions(self) -> int:
         """Models in the whole run that a site is asked to judge on its held-out samples."""
-        return self._evaluations() + sum(half.extra_questions(self)[1] for half in self.halves)
+        return self._count_evaluations() + sum(half.extra_questions(self)[1] for half in self.halves)
 
-    def _evaluations(self) -> int:
+    def _count_evaluations(self) -> int:
         return sum(self.most("evaluate", number) for number in range(1, self.rounds + 1))
 
     def check(self, request: Stamp) -> str:
@@ -160,20 +160,20 @@ class Plan:
                 "tables: the approved experiment asks for them at the end of a task, where it has "
                 "evaluation.measures"
             )
-        if request.validation and not fits(self.experiment):
+        if request.validation and not fits_temperature(self.experiment):
             raise PolicyRefusal("validation: the approved experiment has no validation samples")
 
     def _check_settings(self, request: TrainRequest) -> None:
         allowed = {key for asks in self.asks.values() for key in asks.setting_keys}
         if self.measurements:
             allowed.add("tell")
-        names, content = ", ".join(self.strategies), _content(request.settings)
+        names, content = ", ".join(self.strategies), _parse_settings(request.settings)
         for key in content:
             if key not in allowed:
                 raise PolicyRefusal(
                     f"settings.{key}: the approved experiment's strategy ({names}) does not use it"
                 )
-        for name in asked(request.settings):
+        for name in parse_measurements(request.settings):
             if name not in self.measurements:
                 raise PolicyRefusal(
                     f"settings.tell: {name!r}: the approved experiment's strategy ({names}) does not ask "
@@ -190,7 +190,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _content(settings: str) -> PlainObject:
+def _parse_settings(settings: str) -> PlainObject:
     try:
         return read_object(settings)
     except ValueError:

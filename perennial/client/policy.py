@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from perennial.client.identity import Identity
-from perennial.config.combinations import uncovered_sums
+from perennial.config.combinations import explain_uncovered_sums
 from perennial.config.evaluation import count_noise
 from perennial.config.experiment import Experiment
 from perennial.config.site import Answer, Demand, Release, SitePolicy
@@ -47,7 +47,7 @@ def check_demand(policy: SitePolicy, experiment: Experiment) -> None:
     privacy = experiment.privacy
     unit = f" and unit {privacy.hidden_unit!r}" if privacy.mode == "sample" else ""
     mode = "patient" if privacy.hidden_unit == "patient" else privacy.mode
-    _demand(policy, mode, f"the experiment has privacy.mode {privacy.mode!r}{unit}")
+    _check_protection(policy, mode, f"the experiment has privacy.mode {privacy.mode!r}{unit}")
 
 
 def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestConfig) -> None:
@@ -56,9 +56,9 @@ def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestCon
     _refuse_beside_sums(policy, "digests")
     if not digests.protects or digests.labels_in_the_clear:
         # with noise on features and labels, what one sample adds is hidden by a proof
-        check_floor(policy, "digest", samples_of_digest(digests))
+        check_floor(policy, "digest", count_digest_samples(digests))
     if not digests.protects:
-        _demand(policy, "none", f"digests.protection {digests.protection!r} proves nothing")
+        _check_protection(policy, "none", f"digests.protection {digests.protection!r} proves nothing")
     elif policy.require_privacy != "none" or policy.max_epsilon is not None:
         raise PolicyRefusal(
             f"policy.require_privacy, max_epsilon: digests.protection {digests.protection!r} hides a sample "
@@ -72,9 +72,9 @@ def check_sparsity(policy: SitePolicy, experiment: Experiment, *, noised: bool) 
     check_claim(experiment, sparsity="sample" if noised else "none")
     _refuse_beside_sums(policy, "sparsity vectors")
     if noised:
-        _demand(policy, "sample", "a sparsity vector with noise hides one sample")
+        _check_protection(policy, "sample", "a sparsity vector with noise hides one sample")
     else:
-        _demand(policy, "none", "a sparsity vector without noise hides nothing")
+        _check_protection(policy, "none", "a sparsity vector without noise hides nothing")
 
 
 def check_statistics(policy: SitePolicy, experiment: Experiment) -> None:
@@ -82,10 +82,10 @@ def check_statistics(policy: SitePolicy, experiment: Experiment) -> None:
     check_claim(experiment)
     check_secure(policy, experiment)
     privacy = experiment.privacy
-    if privacy.enabled and (why := uncovered_sums(experiment)):
+    if privacy.enabled and (why := explain_uncovered_sums(experiment)):
         raise PrivacyError(f"privacy.mode {privacy.mode}: {why}")
     noise = "with the experiment's noise" if privacy.enabled else "without noise"
-    _demand(policy, privacy.mode, f"sums of features leave {noise}")
+    _check_protection(policy, privacy.mode, f"sums of features leave {noise}")
 
 
 def check_evaluation(policy: SitePolicy, experiment: Experiment) -> None:
@@ -98,9 +98,9 @@ def check_evaluation(policy: SitePolicy, experiment: Experiment) -> None:
             check_promise("evaluation.noise_multiplier", experiment.evaluation.noise_multiplier)
         why = f"the experiment's noise on counts hides one {privacy.hidden_unit}"
         kind = "patient" if privacy.hidden_unit == "patient" else privacy.mode
-        _demand(policy, kind, why)
+        _check_protection(policy, kind, why)
         return
-    _demand(policy, "none", "counts of right answers leave without noise")
+    _check_protection(policy, "none", "counts of right answers leave without noise")
     if privacy.enabled:
         raise PolicyRefusal(
             f"privacy.mode {privacy.mode}: counts of right answers leave without noise, and no "
@@ -120,7 +120,7 @@ def check_compared_heads(policy: SitePolicy, experiment: Experiment) -> None:
             f"privacy.mode {mode}: compare_heads: right answers of each head leave exact, and neither a mask "
             "nor the noise on counts of evaluations covers them; allowed with privacy.mode none alone"
         )
-    _demand(policy, "none", "right answers of compared heads leave without noise")
+    _check_protection(policy, "none", "right answers of compared heads leave without noise")
 
 
 def check_promise(key: str, multiplier: float | None) -> None:
@@ -170,7 +170,7 @@ WORDS: dict[Answer, str] = {
 """What leaves in answer to each kind of request; docs/what_leaves_a_site.md has it field by field."""
 
 
-def leaving_in_words(policy: SitePolicy) -> Iterator[str]:
+def describe_leaving(policy: SitePolicy) -> Iterator[str]:
     """The lines of `perennial site check`: what may leave under this policy, and whether noise covers it."""
     demand, budget = policy.require_privacy, policy.max_epsilon
     if demand == "client_central":
@@ -202,7 +202,7 @@ STRONGER: dict[Demand, tuple[Demand, ...]] = {
 """What else a protection serves: it hides as much, and more or from more."""
 
 
-def _demand(policy: SitePolicy, kind: Demand, why: str) -> None:
+def _check_protection(policy: SitePolicy, kind: Demand, why: str) -> None:
     """Raises PolicyRefusal unless what hides a release is what the policy demands, and what a budget covers.
 
     kind: in the words of policy.require_privacy. why: what makes it so.
@@ -242,21 +242,23 @@ def protects_records(identity: Identity) -> bool:
     return hides_count(identity) or (identity.deployed and identity.policy.require_privacy != "none")
 
 
-def exempt(policy: SitePolicy, release: Release) -> bool:
+def is_exempt(policy: SitePolicy, release: Release) -> bool:
     """Whether policy.below_floor lets this release leave however few samples it is computed from."""
     return release in policy.below_floor
 
 
 def check_floor(policy: SitePolicy, release: Release, samples: int) -> None:
     """Raises PolicyRefusal when a release comes from too few samples; their number is not told."""
-    if samples < policy.min_samples and not exempt(policy, release):
+    if samples < policy.min_samples and not is_exempt(policy, release):
         raise PolicyRefusal(
             f"policy.min_samples: {RELEASES[release]} would be computed from fewer than "
             f"{policy.min_samples} samples"
         )
 
 
-def withheld(policy: SitePolicy, release: Release, cells: Sequence[int], *within: Sequence[int]) -> set[int]:
+def find_withheld(
+    policy: SitePolicy, release: Release, cells: Sequence[int], *within: Sequence[int]
+) -> set[int]:
     """Indices of the counts that must not leave because they are below policy.min_samples.
 
     cells: a count of samples for each class or group. within: counts inside each cell that would leave with
@@ -267,7 +269,7 @@ def withheld(policy: SitePolicy, release: Release, cells: Sequence[int], *within
     and have at least min_samples samples together. So nobody can compute one from a known total, or tell an
     empty class from a small one. With a floor of 1, or for an exempt release, nothing is withheld.
     """
-    if policy.min_samples == 1 or exempt(policy, release):
+    if policy.min_samples == 1 or is_exempt(policy, release):
         return set()
     least = [
         min(count, *(least for part in within for least in (part[cell], count - part[cell])))
@@ -282,7 +284,7 @@ def withheld(policy: SitePolicy, release: Release, cells: Sequence[int], *within
     return small
 
 
-def samples_of_digest(config: DigestConfig) -> int:
+def count_digest_samples(config: DigestConfig) -> int:
     """Effective number of samples in one digest: 1 / (sum of squared weights), rounded down."""
     if config.weights is None:
         return config.per_digest

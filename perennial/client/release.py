@@ -25,9 +25,9 @@ from perennial.foundation.errors import (
     PrivacyError,
     ProtocolError,
     RecordGone,
-    shown,
+    clean_text,
 )
-from perennial.foundation.files import one_at_a_time
+from perennial.foundation.files import lock_folder
 from perennial.foundation.site_log import log
 from perennial.privacy.entries import Entry
 from perennial.privacy.released import Mechanism, Public, Released
@@ -108,12 +108,12 @@ def leave(identity: Identity, request: WireMessage, kind: type[Reply], /, **type
     if not (identity.deployed or identity.experiment.privacy.enabled):
         return let_out(kind(**values))  # sites of a cohort share one tensor
     # a record shares its tensors' memory, so what travels has a copy of its own
-    travels, reply = (kind(**{name: _copied(value) for name, value in values.items()}) for _ in range(2))
+    travels, reply = (kind(**{name: _copy_value(value) for name, value in values.items()}) for _ in range(2))
     object.__setattr__(reply, _RECORD, travels.to_record())
     return let_out(reply)
 
 
-def _copied(value: T) -> T:
+def _copy_value(value: T) -> T:
     """A copy that nobody else holds: what was paid must not change before it is sent or stored."""
     if isinstance(value, Tensors):
         return Tensors({name: tensor.detach().clone() for name, tensor in value.items()})  # pyright: ignore[reportReturnType]
@@ -130,7 +130,7 @@ def _check_number(identity: Identity, request: WireMessage, kind: type[Any], nam
         return
     from perennial.config import charges  # PyTorch, which saying who it is spares a site
 
-    steps = charges.update(experiment, "").entry.steps if experiment.privacy.mode == "sample" else 0
+    steps = charges.price_update(experiment, "").entry.steps if experiment.privacy.mode == "sample" else 0
     settings = {
         "num_examples": 1,
         "steps": steps,
@@ -150,19 +150,19 @@ def begin_request() -> None:
     _hidden.set(False)
 
 
-def data_are_read(*, hidden: bool) -> None:
+def note_data_read(*, hidden: bool) -> None:
     """Note that what follows in this request may depend on the data. hidden: a refusal gives no reason."""
     _data_read.set(True)
     _hidden.set(hidden)
 
 
-def were_data_read() -> bool:
+def has_read_data() -> bool:
     """Whether the request in hand has read data."""
     return _data_read.get()
 
 
 @contextmanager
-def stays_here(what: str) -> Iterator[None]:
+def contain_errors(what: str) -> Iterator[None]:
     """Run what stays at the site; an error is logged, because it must not decide the reply."""
     try:
         yield
@@ -185,23 +185,23 @@ def charge_first(identity: Identity, mechanism: Mechanism, noted: Entry | None =
 def pay(identity: Identity, released: Released[T]) -> Paid[T]:
     """Charge for a value that is stored before it leaves. Errors as leave()."""
     _charge(identity, [released])
-    return Paid(_copied(released.value), _EXIT)
+    return Paid(_copy_value(released.value), _EXIT)
 
 
-def paid_before(value: T) -> Paid[T]:
+def restore_paid(value: T) -> Paid[T]:
     """A value that was charged for, and is read from the site's own disk to leave unchanged once more."""
     return Paid(value, _EXIT)
 
 
 def let_out(reply: Reply) -> Reply:
     """Mark a reply as built by the exit: in leave(), and where a kept reply is read back."""
-    object.__setattr__(reply, _MARK, _held(reply))
+    object.__setattr__(reply, _MARK, _read_fields(reply))
     return reply
 
 
 def check_left(reply: WireMessage) -> None:
     """Raises PrivacyError for a reply that the exit did not build, or that was changed since."""
-    typed, held = getattr(reply, _MARK, {}), _held(reply)
+    typed, held = getattr(reply, _MARK, {}), _read_fields(reply)
     if not typed or any(held[name] is not typed[name] for name in held):
         raise PrivacyError(
             f"{type(reply).__name__}: not built by the exit (client/release.py), or changed since: fields "
@@ -209,7 +209,7 @@ def check_left(reply: WireMessage) -> None:
         )
 
 
-def _held(reply: WireMessage) -> dict[str, Any]:
+def _read_fields(reply: WireMessage) -> dict[str, Any]:
     """The reply's fields as they are."""
     return {field.name: getattr(reply, field.name) for field in fields(reply)}  # pyright: ignore[reportArgumentType]
 
@@ -228,12 +228,12 @@ def as_it_leaves(identity: Identity, request: WireMessage, reply: WireMessage) -
     run = getattr(request, "run", "")
     if not identity.deployed or not run:
         return serialise(reply)
-    with one_at_a_time(identity.state_dir):
+    with lock_folder(identity.state_dir):
         require_consent(identity.state_dir, run)
         return serialise(reply)
 
 
-def refusal(site: str, error: Exception, *, deployed: bool) -> RecordDict:
+def build_refusal(site: str, error: Exception, *, deployed: bool) -> RecordDict:
     """A Refusal as it travels.
 
     A deployed site's data and disk errors can name files, and file names can name patients; an unforeseen
@@ -248,7 +248,7 @@ def refusal(site: str, error: Exception, *, deployed: bool) -> RecordDict:
         said = f"{name}; the details are in this site's own log"
     else:
         said = str(error) if isinstance(error, PerennialError) else f"{type(error).__name__}: {error}"
-    return Refusal(site=site, kind=kind, reason=shown(said, LONGEST_REASON - 100)).to_record()
+    return Refusal(site=site, kind=kind, reason=clean_text(said, LONGEST_REASON - 100)).to_record()
 
 
 def _charge(identity: Identity, released: list[Released[Any]]) -> None:

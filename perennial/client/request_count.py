@@ -13,9 +13,9 @@ from pathlib import Path
 from perennial.client.plan import Plan
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal
-from perennial.foundation.files import transaction
+from perennial.foundation.files import open_transaction
 from perennial.protocol.stamp import Maskable, Stamp
-from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.protocol.tensors import Tensors, hash_tensors
 
 FILE = "requests.sqlite"
 TABLES = (
@@ -89,7 +89,7 @@ class RequestCount:
                 (plan.experiment.digest, request.run, kind, _place(kind, request)),
             )
 
-    def counted(self, kind: str) -> int:
+    def count_requests(self, kind: str) -> int:
         """Requests of a kind that were counted in the site's life."""
         if not self.path.exists():
             return 0
@@ -109,7 +109,7 @@ class RequestCount:
         The limit is on questions about one sample, because that is what could single one out, however many
         come in one request. where: run, kind and place.
         """
-        asked = (plan.experiment.digest, *where, question(request))
+        asked = (plan.experiment.digest, *where, hash_question(request))
         same = "experiment = ? AND run = ? AND kind = ? AND place = ? AND question = ?"
         (known,) = book.execute(f"SELECT count(*) FROM questions WHERE {same}", asked).fetchone()
         if known:
@@ -123,7 +123,7 @@ class RequestCount:
         models = request.models
         most = policy.max_evaluations
         if most is None:
-            needed = len(plan.last_rounds) if fitted else plan.questions()
+            needed = len(plan.last_rounds) if fitted else plan.count_questions()
             most = needed * policy.max_runs + REPEATS
         if before + models > most:
             raise PolicyRefusal(
@@ -133,17 +133,17 @@ class RequestCount:
         book.execute("INSERT INTO questions VALUES (?, ?, ?, ?, ?, ?)", (*asked, models))
 
     def _open(self) -> AbstractContextManager[sqlite3.Connection]:
-        return transaction(self.path, TABLES, "nothing is answered")
+        return open_transaction(self.path, TABLES, "nothing is answered")
 
 
-def question(request: Stamp) -> str:
+def hash_question(request: Stamp) -> str:
     """SHA-256 of what a request asks: equal for requests that differ in stamp or attempt alone."""
     whose = {field.name for kind in (Stamp, Maskable) for field in fields(kind)}
     found = []
     for field in fields(request):
         value = getattr(request, field.name)
         if field.name not in whose:
-            found.append((field.name, content_sha256(value) if isinstance(value, Tensors) else repr(value)))
+            found.append((field.name, hash_tensors(value) if isinstance(value, Tensors) else repr(value)))
     return sha256(repr(found).encode()).hexdigest()
 
 

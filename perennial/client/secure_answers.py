@@ -28,7 +28,7 @@ from perennial.protocol.secure_messages import (
 from perennial.protocol.stamp import Stamp
 
 
-def secure_state(identity: Identity, request: Stamp) -> tuple[SecureConfig, SecureState]:
+def open_secure_state(identity: Identity, request: Stamp) -> tuple[SecureConfig, SecureState]:
     """The experiment's setting and this site's state.
 
     Raises PolicyRefusal when the site does not take part or demands more than the setting, and ProtocolError
@@ -47,9 +47,9 @@ def secure_state(identity: Identity, request: Stamp) -> tuple[SecureConfig, Secu
 
 def answer_introduce(identity: Identity, request: IntroduceRequest) -> IntroduceReply:
     """Introduce this site for a task by its signing key and its agreement key, made if missing."""
-    _, state = secure_state(identity, request)
-    with state.one_at_a_time():
-        cipher = state.cipher(request.task, make=True)
+    _, state = open_secure_state(identity, request)
+    with state.lock_attempts():
+        cipher = state.load_cipher(request.task, make=True)
     peer = Peer.introduce(identity.name, state.identity, cipher, request.run, request.task)
     return leave(
         identity,
@@ -66,16 +66,16 @@ def answer_share(identity: Identity, request: ShareRequest) -> ShareReply:
 
     Raises PolicyRefusal for too few peers, a peer that is not trusted, or other peers than the first time.
     """
-    secure, state = secure_state(identity, request)
+    secure, state = open_secure_state(identity, request)
     peers = [
         Peer(*each)
-        for each in together(
+        for each in align_columns(
             request.peers, request.peer_identities, request.peer_ciphers, request.peer_signatures
         )
     ]
     check_secure(identity.policy, identity.experiment, sites=len(peers))
-    with state.one_at_a_time():
-        session = state.session(request.attempt)
+    with state.lock_attempts():
+        session = state.load_session(request.attempt)
         if session is None:
             state.check_new(request.attempt)
             shared = identity.experiment.privacy.shared
@@ -84,7 +84,7 @@ def answer_share(identity: Identity, request: ShareRequest) -> ShareReply:
                 Attempt(request.run, request.task, request.attempt),
                 secure.parameters(shared_noise=shared),
                 peers,
-                state.cipher(request.task),
+                state.load_cipher(request.task),
                 state.identity,
                 state.trust,
             )
@@ -107,12 +107,12 @@ def answer_share(identity: Identity, request: ShareRequest) -> ShareReply:
 
 def answer_vote(identity: Identity, request: VoteRequest) -> VoteReply:
     """A signature over the set of survivors."""
-    _, state = secure_state(identity, request)
+    _, state = open_secure_state(identity, request)
     check_secure(identity.policy, identity.experiment, sites=len(request.survivors))
-    sealed = _by_name(request.senders, request.shares)
-    with state.one_at_a_time():
-        session = _session(state, request.attempt)
-        cipher = state.cipher(session.attempt.task)
+    sealed = _map_by_name(request.senders, request.shares)
+    with state.lock_attempts():
+        session = _load_session(state, request.attempt)
+        cipher = state.load_cipher(session.attempt.task)
         signature = session.sign(request.survivors, sealed, cipher, state.identity)
         state.keep(session)
     return leave(identity, request, VoteReply, attempt=Public(request.attempt), signature=Public(signature))
@@ -120,10 +120,10 @@ def answer_vote(identity: Identity, request: VoteRequest) -> VoteReply:
 
 def answer_open(identity: Identity, request: OpenRequest) -> OpenReply:
     """Give out the shares that open an attempt's sum; this site's value then goes into no other sum."""
-    _, state = secure_state(identity, request)
-    with state.one_at_a_time():
-        session = _session(state, request.attempt)
-        opening = session.open(request.survivors, _by_name(request.voters, request.votes))
+    _, state = open_secure_state(identity, request)
+    with state.lock_attempts():
+        session = _load_session(state, request.attempt)
+        opening = session.open(request.survivors, _map_by_name(request.voters, request.votes))
         assert session.subject is not None
         state.note_opened(session.attempt, session.subject.statistic, session.closes)
         state.keep(session)
@@ -139,18 +139,18 @@ def answer_open(identity: Identity, request: OpenRequest) -> OpenReply:
     )
 
 
-def _session(state: SecureState, number: int) -> SiteSession:
-    session = state.session(number)
+def _load_session(state: SecureState, number: int) -> SiteSession:
+    session = state.load_session(number)
     if session is None:
         raise ProtocolError(f"secure: this site keeps nothing of attempt {number}")
     return session
 
 
-def _by_name(names: Sequence[str], values: Sequence[str]) -> dict[str, str]:
-    return {row[0]: row[1] for row in together(names, values)}
+def _map_by_name(names: Sequence[str], values: Sequence[str]) -> dict[str, str]:
+    return {row[0]: row[1] for row in align_columns(names, values)}
 
 
-def together(*columns: Sequence[str]) -> list[tuple[str, ...]]:
+def align_columns(*columns: Sequence[str]) -> list[tuple[str, ...]]:
     """Rows of lists that must be of one length. Raises ProtocolError when they are not."""
     if len({len(column) for column in columns}) != 1:
         raise ProtocolError(

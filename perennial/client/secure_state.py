@@ -20,9 +20,9 @@ from perennial.client.identity import Identity
 from perennial.client.state import Quota
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal, StateError
-from perennial.foundation.files import make_folder, one_at_a_time, replace_file
+from perennial.foundation.files import lock_folder, make_folder, replace_file
 from perennial.foundation.plain import Plain
-from perennial.privacy.secure.keys import Words, fingerprint, new_secret, signing_key
+from perennial.privacy.secure.keys import Words, derive_signing_key, draw_secret, format_fingerprint
 from perennial.privacy.secure.roster import Attempt, require
 from perennial.privacy.secure.site_session import STAGES, SiteSession
 from perennial.privacy.signed_sums import Signer
@@ -42,7 +42,7 @@ def own_identity(state_dir: Path) -> bytes:
     path = state_dir / "secure" / IDENTITY
     if not path.exists():
         make_folder(path.parent)
-        replace_file(path, new_secret())
+        replace_file(path, draw_secret())
     key = path.read_bytes()
     if len(key) != 32:
         raise StateError(f"{path}: found {len(key)} bytes, allowed the 32 of a signing key; restore it")
@@ -64,15 +64,15 @@ class SecureState:
         make_folder(state_dir / "secure")
         self._met: dict[str, str] | None = None
 
-    def one_at_a_time(self) -> AbstractContextManager[None]:
+    def lock_attempts(self) -> AbstractContextManager[None]:
         """Context manager for reading an attempt and writing it back, one request at a time."""
-        return one_at_a_time(self.folder)
+        return lock_folder(self.folder)
 
     @property
     def identity(self) -> bytes:
         return own_identity(self._state_dir)
 
-    def cipher(self, task: int, *, make: bool = False) -> bytes:
+    def load_cipher(self, task: int, *, make: bool = False) -> bytes:
         """The private agreement key of a task.
 
         make: draw the key when there is none yet.
@@ -81,7 +81,7 @@ class SecureState:
         path = self.folder / f"task-{task:05d}.key"
         if not path.exists():
             require(make, f"this site has not introduced itself for task {task}")
-            replace_file(path, new_secret())
+            replace_file(path, draw_secret())
             for old in self.folder.glob("task-*.key"):
                 if old < path:
                     old.unlink()
@@ -95,10 +95,10 @@ class SecureState:
         Raises PolicyRefusal when the site has pinned another key for the peer, pins peers and not this one,
         or met it under another key in this run.
         """
-        found, pinned = fingerprint(identity), self._policy.peers
+        found, pinned = format_fingerprint(identity), self._policy.peers
         if pinned:
             allowed = pinned.get(name)
-            own = name == self.site and identity == signing_key(self.identity)
+            own = name == self.site and identity == derive_signing_key(self.identity)
             if not own and allowed != found:
                 raise PolicyRefusal(
                     f"policy.peers: site {name!r} came with key {found}; pinned: {allowed or 'none'}"
@@ -108,7 +108,7 @@ class SecureState:
         self._met = met
         if met.setdefault(name, identity) != identity:
             raise PolicyRefusal(
-                f"secure: site {name!r} came with key {found}; first met with {fingerprint(met[name])}"
+                f"secure: site {name!r} came with key {found}; first met with {format_fingerprint(met[name])}"
             )
 
     def keep_peers(self) -> None:
@@ -118,7 +118,7 @@ class SecureState:
 
     # attempts
 
-    def session(self, number: int) -> SiteSession | None:
+    def load_session(self, number: int) -> SiteSession | None:
         """This site's session for an attempt; None if it has not begun the attempt."""
         values = self._read(f"attempt-{number:08d}", None)
         return None if values is None else SiteSession.from_json(values)
@@ -130,7 +130,7 @@ class SecureState:
         Raises StateError where the disk knows a later stage: an attempt never goes back.
         """
         number = session.attempt.number
-        before = self.session(number)
+        before = self.load_session(number)
         if before is not None and STAGES.index(before.stage) > STAGES.index(session.stage):
             raise StateError(
                 f"{self.folder}: attempt {number} is {before.stage}; it does not become {session.stage} again"
@@ -156,7 +156,7 @@ class SecureState:
         self._make_room(len(data))
         replace_file(self.folder / f"sent-{number:08d}.bin", data)
 
-    def sent(self, number: int) -> Words:
+    def read_sent(self, number: int) -> Words:
         """The masked values of an attempt, (N,), as keep_sent() stored them."""
         data = (self.folder / f"sent-{number:08d}.bin").read_bytes()
         return np.frombuffer(data, dtype=np.dtype(data[:3].decode()), offset=3)
@@ -171,7 +171,7 @@ class SecureState:
         site, so that a new one may take the value of those that it ends.
         closes: what the value tells of, such as a model's SHA-256.
         """
-        uses = _uses(self._state_dir)
+        uses = _read_uses(self._state_dir)
         last = uses.get((LAST, attempt.run), "0")
         require(last != GIVEN_UP, f"this site gave run {attempt.run} up, and takes part in no sum of it")
         require(
@@ -200,9 +200,9 @@ class SecureState:
 
     def _note(self, attempt: Attempt, statistic: str, closes: Sequence[str], by: str) -> None:
         # runs have a process each here
-        with one_at_a_time(self._state_dir / "secure"):
+        with lock_folder(self._state_dir / "secure"):
             self.check_closed(attempt, statistic, closes)
-            uses = _uses(self._state_dir)
+            uses = _read_uses(self._state_dir)
             new = {(statistic, about): by for about in closes}
             # the run's folder, which knows its attempts too, can be cleaned
             last = {(LAST, attempt.run): str(attempt.number)}
@@ -238,13 +238,13 @@ def give_up(state_dir: Path, run: str) -> None:
     site of the run has done so: then nobody can open its sums any more.
     """
     make_folder(state_dir / "secure")
-    with one_at_a_time(state_dir / "secure"):
-        uses = _uses(state_dir)
+    with lock_folder(state_dir / "secure"):
+        uses = _read_uses(state_dir)
         kept = {key: by for key, by in uses.items() if by != f"{run} {MASKED}"}
         _write_uses(state_dir, uses, kept | {(LAST, run): GIVEN_UP})
 
 
-def _uses(state_dir: Path) -> dict[tuple[str, str], str]:
+def _read_uses(state_dir: Path) -> dict[tuple[str, str], str]:
     """(statistic, about) -> "RUN NUMBER", the attempt that opened it, or "RUN masked".
 
     (LAST, run) -> the number of the newest attempt in which this site masked values, or GIVEN_UP.
@@ -267,7 +267,7 @@ def _write_uses(state_dir: Path, old: Uses, new: Uses) -> None:
 
 def own_key(state_dir: Path) -> str:
     """The site's public signing key; the key pair is made at the first call."""
-    return signing_key(own_identity(state_dir))
+    return derive_signing_key(own_identity(state_dir))
 
 
 def certify_own_key(state_dir: Path, certified: Callable[[str], str]) -> None:

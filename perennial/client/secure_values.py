@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from perennial.client.policy import check_secure
-from perennial.client.release import Typed, leave, paid_before, pay
+from perennial.client.release import Typed, leave, pay, restore_paid
 from perennial.client.site import Site
 from perennial.foundation.errors import ProtocolError
 from perennial.models.sum_grid import LARGEST_NORM
@@ -39,7 +39,7 @@ def is_secure(site: Site, request: Maskable) -> bool:
     return secure is not None
 
 
-def masked_reply(
+def build_masked_reply(
     site: Site,
     request: Maskable,
     statistic: str,
@@ -60,19 +60,19 @@ def masked_reply(
     Raises PolicyRefusal when the roster is too small for the site, the value was opened before, or the
     attempt is over; ProtocolError when this site has prepared no masks for it.
     """
-    from perennial.client.secure_answers import secure_state
+    from perennial.client.secure_answers import open_secure_state
     from perennial.privacy.secure.roster import Subject
 
-    secure, state = secure_state(site.identity, request)
+    secure, state = open_secure_state(site.identity, request)
     assert request.attempt is not None
     number, roster = request.attempt, request.roster or []
     check_secure(site.identity.policy, site.experiment, sites=len(roster))
     subject = Subject(request.round, statistic, about)
-    with state.one_at_a_time():
-        session = state.session(number)
+    with state.lock_attempts():
+        session = state.load_session(number)
         if session is None or session.attempt.task != request.task:
             raise ProtocolError(f"secure: this site has prepared no masks for attempt {number}")
-        session.enrol(subject, _members(request))
+        session.enrol(subject, _list_members(request))
         session.closes = list(closes) or [about]
         if session.stage == "prepared" and state.has_sent(number):
             # killed between the two writes below
@@ -88,24 +88,24 @@ def masked_reply(
             state.note_masked(session.attempt, statistic, session.closes)
             state.keep_sent(number, values)
         state.keep(session)
-        sent = state.sent(number)
+        sent = state.read_sent(number)
     tensor = torch.from_numpy(sent.view(np.int64).copy())
     return leave(
         site.identity,
         request,
         MaskedReply,
         attempt=Public(number),
-        words=paid_before(Tensors(words=tensor)),
+        words=restore_paid(Tensors(words=tensor)),
         model=Public(kept),
     )
 
 
-def _members(request: Maskable) -> "list[Member]":
-    from perennial.client.secure_answers import together
+def _list_members(request: Maskable) -> "list[Member]":
+    from perennial.client.secure_answers import align_columns
     from perennial.privacy.secure.roster import Member
 
     columns = (request.roster, request.roster_masks, request.roster_commitments, request.roster_signatures)
-    return [Member(*each) for each in together(*(column or [] for column in columns))]
+    return [Member(*each) for each in align_columns(*(column or [] for column in columns))]
 
 
 def update_words(site: Site, request: TrainRequest, typed: Mapping[str, Typed]) -> Released[Words]:

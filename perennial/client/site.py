@@ -14,19 +14,19 @@ from torch import Tensor
 from perennial.client.exemplars import ExemplarStore
 from perennial.client.identity import Identity
 from perennial.client.policy import protects_records
-from perennial.client.state import Quota, SiteState, kept_features
+from perennial.client.state import Quota, SiteState, open_kept_features
 from perennial.config.experiment import Experiment
-from perennial.config.simulation import DataKey, data_key, simulated_federation
-from perennial.data.samples import stored_as
+from perennial.config.simulation import DataKey, build_data_key, load_simulated_federation
+from perennial.data.samples import find_stored_type
 from perennial.data.schedule import Registry, build_registry
 from perennial.data.site import SiteData
-from perennial.data.splits import simulation_key
-from perennial.foundation.cache import BoundedFolder, machine_features
+from perennial.data.splits import derive_simulation_key
+from perennial.foundation.cache import BoundedFolder, open_machine_features
 from perennial.foundation.devices import to_device
 from perennial.foundation.errors import ConfigError, ProtocolError, StateError
 from perennial.foundation.files import make_folder
 from perennial.learning.batches import TrainingSet
-from perennial.learning.device import autocast, choose_device, use_products_of
+from perennial.learning.device import choose_device, use_precision, use_products_of
 from perennial.learning.steps import Steps, prepare_gpu
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.fixed import FixedFeatures
@@ -35,7 +35,7 @@ from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, complete_state, load_complete
 from perennial.models.saved import PERSONAL_MODEL, Inputs, save_model
 from perennial.protocol.stamp import NeedsPrevious, Stamp
-from perennial.protocol.tensors import content_sha256
+from perennial.protocol.tensors import hash_tensors
 
 # Building a model costs more than a small site's whole round, so each is built once and reloaded from then
 # on; simulated sites of one process share them, one after the other.
@@ -68,9 +68,9 @@ class SiteModels:
         sha256, tensors = previous or ("", None)
         if self._model is None or self._model.num_classes != num_classes or self._previous_in_model != sha256:
             self._model = self._flat = None
-            model = self._built(num_classes)
+            model = self._build(num_classes)
             model.begin_task(tensors)
-            self._model = self._placed(model)
+            self._model = self._place_model(model)
             self._flat = FlatParameters(self._model, self.experiment.learner.channels_last)
             self._previous_in_model = sha256
         assert self._flat is not None
@@ -83,36 +83,36 @@ class SiteModels:
     def check_complete(self, tensors: Mapping[str, Tensor], num_classes: int) -> None:
         """Raises ProtocolError naming the tensor unless tensors are a complete model of so many classes."""
         try:
-            load_complete(self._built(num_classes), tensors)
+            load_complete(self._build(num_classes), tensors)
         except StateError as error:
             raise ProtocolError(f"previous_arrays: not a model of this experiment: {error}") from error
 
-    def teacher(self, previous: tuple[str, dict[str, Tensor]]) -> IncrementalModel:
+    def load_teacher(self, previous: tuple[str, dict[str, Tensor]]) -> IncrementalModel:
         """The complete frozen model of the task before, in evaluation mode."""
         sha256, tensors = previous
         if self._teacher is None or self._teacher[0] != sha256:
             self._teacher = None
-            model = self._built(len(tensors["head.weight"]))
+            model = self._build(len(tensors["head.weight"]))
             load_complete(model, tensors)
-            self._teacher = (sha256, self._placed(model).eval().requires_grad_(False))
+            self._teacher = (sha256, self._place_model(model).eval().requires_grad_(False))
         return self._teacher[1]
 
-    def fixed_features(self) -> FixedFeatures:
+    def load_fixed_features(self) -> FixedFeatures:
         """The fixed feature maps of the experiment's model. Raises ConfigError when the model has none."""
         if self._fixed is None:
-            backbone = self._built(1).backbone
+            backbone = self._build(1).backbone
             if not isinstance(backbone, FixedFeatures):
                 name = self.experiment.model.name
                 raise ConfigError(f"model.name: found {name!r}, allowed 'features' for closed-form heads")
             self._fixed = backbone.to(self.device)
         return self._fixed
 
-    def _built(self, num_classes: int) -> IncrementalModel:
+    def _build(self, num_classes: int) -> IncrementalModel:
         experiment = self.experiment
         shape, seed = self.input_shape, experiment.seed
         return build_model(experiment.model, shape, num_classes, seed, self.constants)
 
-    def _placed(self, model: IncrementalModel) -> IncrementalModel:
+    def _place_model(self, model: IncrementalModel) -> IncrementalModel:
         return model.to(self.device)
 
 
@@ -134,7 +134,7 @@ class Process:
     earlier_models: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     _placed: dict[str, Tensor] = field(default_factory=dict)
 
-    def on_device(self, name: Literal["x", "y", "mean", "std"]) -> Tensor:
+    def place_shared(self, name: Literal["x", "y", "mean", "std"]) -> Tensor:
         """A tensor that the sites of this process share, on the models' device, moved there once."""
         if name not in self._placed:
             shared: Tensor = getattr(next(iter(self.data.values())), name)
@@ -171,7 +171,7 @@ class Site:
 
     def measuring(self) -> AbstractContextManager[None]:
         """The precision in which this site measures a model: the one in which it trains."""
-        return autocast(self.experiment.learner, self.models.device)
+        return use_precision(self.experiment.learner, self.models.device)
 
     def state(self, run: str) -> SiteState:
         """Durable records of one run."""
@@ -179,7 +179,7 @@ class Site:
         quota = Quota(runs, limits) if limits is not None else None
         return SiteState(runs / run, self.name, self.identity.shared_models, quota)
 
-    def exemplars(self, run: str) -> ExemplarStore:
+    def open_exemplars(self, run: str) -> ExemplarStore:
         return ExemplarStore(self.state(run), self.data, self.process.registry.classes)
 
     def samples(self, indices: Tensor, exemplars: int = 0, hidden: bool = False) -> TrainingSet:
@@ -187,14 +187,14 @@ class Site:
 
         exemplars: how many of the last are exemplars. hidden: the release hides each, whatever the mode is.
         """
-        place = self.process.on_device
+        place = self.process.place_shared
         patients = None
         if self.experiment.privacy.unit == "patient":
             if not self.data.patients:
                 raise ConfigError(
                     "data.patient: missing; privacy.unit is patient, so the data must name them"
                 )
-            patients = self.data.keyed.numbered(indices.cpu())
+            patients = self.data.keyed.number_groups(indices.cpu())
         indices = to_device(indices, self.models.device)
         return TrainingSet(
             place("x")[indices],
@@ -213,17 +213,19 @@ class Site:
     def feature_folder(self) -> BoundedFolder:
         """The folder for features of this site's samples; simulated sites share the machine's cache."""
         limits = self.identity.limits
-        return machine_features() if limits is None else kept_features(self.identity.state_dir, limits)
+        return (
+            open_machine_features() if limits is None else open_kept_features(self.identity.state_dir, limits)
+        )
 
-    def task_range(self, stamp: Stamp) -> range:
+    def find_task_range(self, stamp: Stamp) -> range:
         """Labels of the classes that the stamp's task brings."""
-        return self.process.registry.schedule.classes_of(stamp.task)
+        return self.process.registry.schedule.list_classes(stamp.task)
 
     def check_experiment(self, stamp: Stamp) -> None:
         """Raises ProtocolError when a request is of another experiment or class order; writes nothing."""
         require_same_experiment(self.experiment, self.process.registry, stamp)
 
-    def previous_model(self, request: NeedsPrevious) -> tuple[str, dict[str, Tensor]] | None:
+    def load_previous_model(self, request: NeedsPrevious) -> tuple[str, dict[str, Tensor]] | None:
         """(hash, tensors) of the previous task's model, from the message or from this site's disk.
 
         None in task 1. What a message brings is written to the disk only once it is known to be a model of
@@ -239,7 +241,7 @@ class Site:
         if sha256 not in held:
             tensors = request.previous_arrays
             if tensors is not None:
-                self.models.check_complete(tensors, self.task_range(request).start)
+                self.models.check_complete(tensors, self.find_task_range(request).start)
             else:
                 tensors = self.state(request.run).get_model(sha256)
             if tensors is None:
@@ -255,7 +257,7 @@ class Site:
 
         Raises ProtocolError if its content does not have this hash.
         """
-        found = content_sha256(tensors)
+        found = hash_tensors(tensors)
         if found != sha256:
             raise ProtocolError(f"previous: content {found:.12}, promised {sha256:.12}")
         self.state(run).put_model(sha256, tensors)
@@ -276,7 +278,7 @@ class Site:
         save_model(
             folder / PERSONAL_MODEL,
             complete_state(model),
-            Inputs(data.input_shape, stored_as(data.x), data.mean, data.std, data.columns, data.fill),
+            Inputs(data.input_shape, find_stored_type(data.x), data.mean, data.std, data.columns, data.fill),
             self.process.registry.classes[: model.num_classes],
             self.experiment.model_dump_json(),
             class_means,
@@ -299,7 +301,7 @@ def open_site(identity: Identity, stamp: Stamp | None = None, split_key: str = "
     split_key = (stamp.split_key if stamp is not None else split_key) if own else ""
     if stamp is not None:
         require_split_key(identity, stamp)
-    key = (data_key(identity.experiment, identity.own_data), str(device), own, split_key)
+    key = (build_data_key(identity.experiment, identity.own_data), str(device), own, split_key)
     if key not in _processes:
         # one experiment at a time: a continued run must not keep the data of the shorter class list in memory
         _processes.clear()
@@ -315,14 +317,14 @@ def require_split_key(identity: Identity, stamp: Stamp) -> None:
         )
 
 
-def registry_of_site(identity: Identity) -> Registry:
+def build_registry_of_site(identity: Identity) -> Registry:
     """Names and order of the experiment's classes, without reading any data of the site's own.
 
     Raises ConfigError if a site with data of its own has an experiment without data.classes.
     """
     experiment = identity.experiment
     if identity.own_data is None:
-        return simulated_federation(experiment).registry
+        return load_simulated_federation(experiment).registry
     if experiment.data.classes is None:
         raise ConfigError(
             "data.classes: missing; a site with data of its own needs the registry of class names"
@@ -347,7 +349,7 @@ def require_same_experiment(experiment: Experiment, registry: Registry, stamp: S
 def _open_process(identity: Identity, device: torch.device, split_key: bytes) -> Process:
     experiment = identity.experiment
     if identity.own_data is None:
-        federation = simulated_federation(experiment)
+        federation = load_simulated_federation(experiment)
         registry, data, shape = federation.registry, federation.sites, federation.input_shape
         sites, constants = len(data), (federation.mean, federation.std)
         if identity.name not in data:
@@ -355,12 +357,12 @@ def _open_process(identity: Identity, device: torch.device, split_key: bytes) ->
                 f"site {identity.name!r} holds no training sample in this experiment and takes no part"
             )
     else:
-        from perennial.data.deployed import load_site, site_config
+        from perennial.data.deployed import load_site, merge_site_config
 
-        registry = registry_of_site(identity)
-        config = site_config(experiment.data, identity.own_data)
+        registry = build_registry_of_site(identity)
+        config = merge_site_config(experiment.data, identity.own_data)
         cache, protected = identity.state_dir / "decoded", protects_records(identity)
-        split_key = split_key or simulation_key(experiment.seed)
+        split_key = split_key or derive_simulation_key(experiment.seed)
         own = load_site(config, registry.classes, identity.name, experiment.seed, split_key, cache, protected)
         data, shape, sites = {identity.name: own}, own.input_shape, experiment.data.sites or 1
         constants = own.mean, own.std

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from perennial.config.site import StateLimits
 from perennial.foundation.cache import GIGABYTE, BoundedFolder
 from perennial.foundation.errors import PolicyRefusal, RecordGone, StateError
-from perennial.foundation.files import make_folder, one_at_a_time, replace_file, size_of
+from perennial.foundation.files import lock_folder, make_folder, measure_size, replace_file
 from perennial.foundation.plain import PlainObject
 from perennial.foundation.site_log import log
-from perennial.foundation.tensor_file import pieces
+from perennial.foundation.tensor_file import yield_pieces
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,21 +41,21 @@ class Quota:
 
         It is asked before anything is written, so a record for which there is no room leaves no trace.
         """
-        others = [path for path in _folders(self.runs) if path != folder]
+        others = [path for path in _list_folders(self.runs) if path != folder]
         if len(others) >= self.limits.runs and not folder.exists():
             raise PolicyRefusal(
                 f"state.runs: this site keeps what it knows of {self.limits.runs} runs and no more; it can "
                 "remove old ones with `perennial site clean`"
             )
         # what lies there follows from the site's records, so its size stays in the site's own log
-        own, most = size_of(folder) + coming, self.limits.gigabytes
+        own, most = measure_size(folder) + coming, self.limits.gigabytes
         if own > most / 4 * GIGABYTE:
             log.warning("state.gigabytes: this run would need %.3g GB, allowed %g", own / GIGABYTE, most / 4)
             raise PolicyRefusal(
                 f"state.gigabytes: this run would need more on this site's disk than {most / 4:g} GB, a "
                 "quarter of what all runs may keep"
             )
-        total = own + sum(size_of(path) for path in others)
+        total = own + sum(measure_size(path) for path in others)
         if total > most * GIGABYTE:
             log.warning("state.gigabytes: all runs would need %.3g GB, allowed %g", total / GIGABYTE, most)
             raise PolicyRefusal(
@@ -64,7 +64,7 @@ class Quota:
             )
 
 
-def kept_features(state_dir: Path, limits: StateLimits) -> BoundedFolder:
+def open_kept_features(state_dir: Path, limits: StateLimits) -> BoundedFolder:
     """The folder of the features of a deployed site's samples; of the maps, the longest unused goes first."""
     return BoundedFolder(state_dir / "features", limits.gigabytes / 2)
 
@@ -77,13 +77,13 @@ def clean(state_dir: Path, days: float, only: str = "") -> list[tuple[str, int]]
     what cannot be removed.
     """
     removed = []
-    for folder in _folders(state_dir / "runs"):
+    for folder in _list_folders(state_dir / "runs"):
         if only and folder.name != only:
             continue
         newest = max((path.lstat().st_mtime for path in (folder, *folder.rglob("*"))), default=0.0)
         if not only and time.time() - newest < days * DAY:
             continue
-        size = size_of(folder)
+        size = measure_size(folder)
         try:
             shutil.rmtree(folder)
         except OSError as error:
@@ -92,7 +92,7 @@ def clean(state_dir: Path, days: float, only: str = "") -> list[tuple[str, int]]
     return removed
 
 
-def _folders(runs: Path) -> Iterator[Path]:
+def _list_folders(runs: Path) -> Iterator[Path]:
     return (path for path in sorted(runs.glob("*")) if path.is_dir() and not path.is_symlink())
 
 
@@ -124,18 +124,18 @@ class SiteState:
 
         facts: JSON-able, stored beside the tensors.
         """
-        there = self._versions(name)
+        there = self._list_versions(name)
         older = [other for other in there if other < version]
-        first = min(version, self._first(name, (older or there)[-1])) if there else version
+        first = min(version, self._find_first(name, (older or there)[-1])) if there else version
         metadata = {"site": self.site, "facts": json.dumps(facts, sort_keys=True), "first": str(first)}
-        data = list(pieces(tensors, metadata))
+        data = list(yield_pieces(tensors, metadata))
         self._make_room(self.folder, sum(map(len, data)))
-        replace_file(self._path(name, version), data)
-        there = self._versions(name)
+        replace_file(self._build_path(name, version), data)
+        there = self._list_versions(name)
         kept = [other for other in there if other <= version][-KEPT_VERSIONS:]
         for other in there:
             if other not in kept:
-                self._path(name, other).unlink(missing_ok=True)
+                self._build_path(name, other).unlink(missing_ok=True)
 
     def get(self, name: str, before: int) -> tuple[dict[str, "Tensor"], dict[str, Any]] | None:
         """The newest record older than round `before`: (tensors, facts), or None where there never was one.
@@ -146,25 +146,25 @@ class SiteState:
         version = self.require(name, before)
         if version is None:
             return None
-        path = self._path(name, version)
+        path = self._build_path(name, version)
         tensors, metadata = read_safetensors(path)
         if metadata.get("site") != self.site:
             raise StateError(
                 f"{path}: belongs to site {metadata.get('site')!r}, this is {self.site!r}; "
                 "give each site its own state_dir"
             )
-        return tensors, _facts(path, metadata)
+        return tensors, _parse_facts(path, metadata)
 
     def require(self, name: str, before: int) -> int | None:
         """The version that get() would read, from the names of files; None where there never was one.
 
         Raises RecordGone as get() does.
         """
-        there = self._versions(name)
+        there = self._list_versions(name)
         older = [version for version in there if version < before]
         if older:
             return older[-1]
-        if there and self._first(name, there[0]) < before:
+        if there and self._find_first(name, there[0]) < before:
             raise RecordGone(
                 f"record {name!r} of run {self.folder.name}: asked for as it was before round {before}, "
                 f"this site keeps the one of round {there[0]} and later ones; resume from a newer "
@@ -174,19 +174,19 @@ class SiteState:
 
     def forget(self, name: str, after: int, before: int) -> None:
         """Remove a record's versions above `after` and below `before`: rounds that did not count."""
-        for version in self._versions(name):
+        for version in self._list_versions(name):
             if after < version < before:
-                self._path(name, version).unlink(missing_ok=True)
+                self._build_path(name, version).unlink(missing_ok=True)
 
     def put_model(self, sha256: str, tensors: Mapping[str, "Tensor"]) -> None:
         """Keep a global model under its content hash, once."""
         path = self.models / f"{sha256}.safetensors"
         if path.exists():
             return
-        data = list(pieces(tensors))
+        data = list(yield_pieces(tensors))
         self._make_room(self.models, sum(map(len, data)))
         # simulated sites in other processes keep the same model here at the same moment
-        with one_at_a_time(self.models):
+        with lock_folder(self.models):
             if path.exists():
                 return
             replace_file(path, data)
@@ -205,18 +205,18 @@ class SiteState:
             self.quota.require(self.folder, size)
         make_folder(folder)
 
-    def _first(self, name: str, version: int) -> int:
+    def _find_first(self, name: str, version: int) -> int:
         """The oldest version that there ever was, as a record of any version says."""
-        path = self._path(name, version)
+        path = self._build_path(name, version)
         first = _read(path, lambda file: file.metadata() or {}).get("first", str(version))
         if not first.isdigit():
             raise StateError(f"{path}: damaged (first: found {first!r}); {START_WITHOUT}")
         return int(first)
 
-    def _path(self, name: str, version: int) -> Path:
+    def _build_path(self, name: str, version: int) -> Path:
         return self.folder / f"{name}-{version:08d}.safetensors"
 
-    def _versions(self, name: str) -> list[int]:
+    def _list_versions(self, name: str) -> list[int]:
         prefix = f"{name}-"
         found = [path.stem.removeprefix(prefix) for path in self.folder.glob(f"{prefix}*.safetensors")]
         return sorted(int(version) for version in found if version.isdigit())
@@ -240,7 +240,7 @@ def _read(path: Path, part: Callable[[Any], Part]) -> Part:
         raise StateError(f"{path}: damaged or cut short ({error}); {START_WITHOUT}") from error
 
 
-def _facts(path: Path, metadata: Mapping[str, str]) -> PlainObject:
+def _parse_facts(path: Path, metadata: Mapping[str, str]) -> PlainObject:
     try:
         facts = json.loads(metadata["facts"])
     except (KeyError, ValueError, RecursionError) as error:

@@ -8,19 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.client.exemplars import ExemplarStore, selected, share_by_hash
-from perennial.client.learnt import not_learnt, note_learnt
+from perennial.client.exemplars import ExemplarStore, select_exemplars, share_by_hash
+from perennial.client.learnt import find_unlearnt, note_learnt
 from perennial.client.policy import hides_count, protects_records
-from perennial.client.release import charge_first, data_are_read, stays_here
+from perennial.client.release import charge_first, contain_errors, note_data_read
 from perennial.client.site import Site
-from perennial.data.splits import identities
+from perennial.data.splits import compute_identities
 from perennial.foundation.errors import DataError
 from perennial.foundation.record_key import record_key
 from perennial.foundation.streams import stream
-from perennial.learning.evaluation import unit_features
+from perennial.learning.evaluation import compute_unit_features
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.entries import Entry
-from perennial.privacy.record_book import NO_IDS, Ids, RecordBook, as_ids, times
+from perennial.privacy.record_book import NO_IDS, Ids, RecordBook, as_ids, count_times
 from perennial.privacy.released import Mechanism
 from perennial.protocol.messages import FinishTaskRequest, TrainRequest
 from perennial.protocol.stamp import Stamp
@@ -49,34 +49,34 @@ def choose(
     protected = [each for each in owed if each.entry.protected] if site.identity.deployed else []
     for each in protected:
         identity.ledger.require_within(each.entry, identity.policy.limit)
-        _other_parts(site, each.entry)
+        _list_other_parts(site, each.entry)
     hidden = any(each.entry.protected for each in owed)
-    data_are_read(hidden=hidden or site.experiment.privacy.enabled)
+    note_data_read(hidden=hidden or site.experiment.privacy.enabled)
     held = {each.entry: NO_IDS for each in protected if each.entry.scope}
     try:
         # not what was found: an error that hangs on one record must not decide which others were noted
-        held = {entry: _held(site, entry.part) for entry in held}
+        held = {entry: _list_part_ids(site, entry.part) for entry in held}
         rows = find()
     finally:
         for each in protected:
             entry = each.entry
             if entry in held:
-                entry = book_of(identity.state_dir).note(entry, held[entry])
+                entry = open_book(identity.state_dir).note(entry, held[entry])
             charge_first(identity, each, entry)
     for each in protected:
         if each.entry.scope:
-            rows = rows[~_left_another_part(site, each.entry, rows)]
+            rows = rows[~_mark_departed(site, each.entry, rows)]
     return rows
 
 
-def _left_another_part(site: Site, entry: Entry, rows: Tensor) -> Tensor:
+def _mark_departed(site: Site, entry: Entry, rows: Tensor) -> Tensor:
     """(n,) bool: of each content the first rows, as many as have left some other part of the run."""
-    own, place = np.unique(_ids(site, rows), return_inverse=True)
+    own, place = np.unique(_hash_rows(site, rows), return_inverse=True)
     gone = np.zeros(len(own), dtype=np.int64)
     # the book is read after this release was noted: of two at a time, one finds the other
-    for part, sets in _other_parts(site, entry).items():
-        held = np.max([times(ids, own) for ids in sets], axis=0)
-        gone = np.maximum(gone, held - times(_held(site, part), own))
+    for part, sets in _list_other_parts(site, entry).items():
+        held = np.max([count_times(ids, own) for ids in sets], axis=0)
+        gone = np.maximum(gone, held - count_times(_list_part_ids(site, part), own))
     order = np.argsort(place, kind="stable")
     first = np.searchsorted(place[order], np.arange(len(own)))
     turn = np.empty(len(rows), dtype=np.int64)
@@ -84,40 +84,44 @@ def _left_another_part(site: Site, entry: Entry, rows: Tensor) -> Tensor:
     return torch.from_numpy(turn < gone[place]).to(rows.device)
 
 
-def _other_parts(site: Site, entry: Entry) -> dict[str, list[Ids]]:
+def _list_other_parts(site: Site, entry: Entry) -> dict[str, list[Ids]]:
     """The contents of the run's other tasks when they were released, by part."""
     if not entry.scope:
         return {}
-    return book_of(site.identity.state_dir).other_parts(entry, site.identity.ledger.totals())
+    return open_book(site.identity.state_dir).read_other_parts(entry, site.identity.ledger.totals())
 
 
-def book_of(state_dir: Path) -> RecordBook:
+def open_book(state_dir: Path) -> RecordBook:
     """The book of records in a site's state_dir."""
     return RecordBook(state_dir, record_key(state_dir))
 
 
-def _held(site: Site, part: str) -> Ids:
+def _list_part_ids(site: Site, part: str) -> Ids:
     """The contents of the classes of a part, "SCOPE/task NUMBER", of this run now, sorted.
 
     Held-out rows too: a row whose text another program wrote anew may go from one of the site's parts to
     another, and has not left its task.
     """
-    classes = site.process.registry.schedule.classes_of(int(part.rpartition("/task ")[2]))
+    classes = site.process.registry.schedule.list_classes(int(part.rpartition("/task ")[2]))
     labels = site.data.y
-    return np.sort(_ids(site, torch.nonzero((labels >= classes.start) & (labels < classes.stop)).squeeze(1)))
+    return np.sort(
+        _hash_rows(site, torch.nonzero((labels >= classes.start) & (labels < classes.stop)).squeeze(1))
+    )
 
 
-def _ids(site: Site, rows: Tensor) -> Ids:
+def _hash_rows(site: Site, rows: Tensor) -> Ids:
     """(n,) keyed hashes of the contents at rows."""
     key = record_key(site.identity.state_dir)
-    return as_ids(identities(key, "record", (each.tobytes() for each in site.data.contents_of(rows))))
+    return as_ids(
+        compute_identities(key, "record", (each.tobytes() for each in site.data.hash_contents(rows)))
+    )
 
 
 Previous = tuple[str, dict[str, Tensor]] | None
 """(hash, tensors) of the model of the task before."""
 
 
-def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:
+def find_training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:
     """(indices of the samples to train on in this task, new ones first; how many of them are exemplars).
 
     previous: the previous task's model, by which a site that was away chooses exemplars late. In a run that
@@ -125,15 +129,15 @@ def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tens
     what is computed from them.
     Raises DataError when there is none, unless noise hides that.
     """
-    classes = site.task_range(stamp)
-    new = indices_left_for_training(site, stamp, site.data.task_indices("train", classes.start, classes.stop))
+    classes = site.find_task_range(stamp)
+    new = select_round_indices(site, stamp, site.data.find_task_indices("train", classes.start, classes.stop))
     old = late = torch.empty(0, dtype=torch.int64)
     if site.experiment.learner.memory is not None and stamp.task > 1:
         if site.experiment.learner.memory.share is None:
-            _catch_up(site, site.exemplars(stamp.run), stamp, previous)
-        late = not_learnt(site, stamp)
+            _choose_missed_exemplars(site, site.open_exemplars(stamp.run), stamp, previous)
+        late = find_unlearnt(site, stamp)
         # a late record that is an exemplar by now trains once: two rows would move an update twice
-        found = torch.cat([exemplar_indices(site, stamp, stamp.round, classes.start), late])
+        found = torch.cat([find_exemplar_indices(site, stamp, stamp.round, classes.start), late])
         old = found[np.sort(np.unique(found.numpy(), return_index=True)[1])]
     if site.experiment.data.kind.collected:
         note_learnt(site, stamp, torch.cat([new, late]))
@@ -143,7 +147,7 @@ def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tens
     return indices, len(old)
 
 
-def exemplar_indices(site: Site, stamp: Stamp, before_round: int, known: int) -> Tensor:
+def find_exemplar_indices(site: Site, stamp: Stamp, before_round: int, known: int) -> Tensor:
     """(k,) int64 rows of the exemplars before a round, by class, the most important first.
 
     Under a memory of a share nothing is chosen and nothing stored: every record of the `known` classes whose
@@ -152,8 +156,8 @@ def exemplar_indices(site: Site, stamp: Stamp, before_round: int, known: int) ->
     """
     memory = site.experiment.learner.memory
     if memory is None or memory.share is None:
-        return site.exemplars(stamp.run).indices(before_round)
-    rows = site.data.task_indices("train", 0, known)
+        return site.open_exemplars(stamp.run).find_indices(before_round)
+    rows = site.data.find_task_indices("train", 0, known)
     return rows[
         share_by_hash(site.data.keyed.values("exemplars", rows.numpy()), site.data.y[rows], memory.share)
     ]
@@ -166,12 +170,12 @@ def require_exemplars(site: Site, request: Stamp) -> None:
         return
     judges = learner.classifier == "nearest_mean" and request.message_type.partition(".")[0] != "query"
     if isinstance(request, TrainRequest):
-        site.exemplars(request.run).require(request.round)
+        site.open_exemplars(request.run).require(request.round)
     elif isinstance(request, FinishTaskRequest) or judges:
-        site.exemplars(request.run).require(request.round + 1)
+        site.open_exemplars(request.run).require(request.round + 1)
 
 
-def _catch_up(site: Site, store: ExemplarStore, request: Stamp, previous: Previous) -> None:
+def _choose_missed_exemplars(site: Site, store: ExemplarStore, request: Stamp, previous: Previous) -> None:
     """Choose the exemplars of tasks that ended while the site was away, with the previous task's model.
 
     Whether a version is written follows from the requests that the site answered, and from no record: not
@@ -179,10 +183,12 @@ def _catch_up(site: Site, store: ExemplarStore, request: Stamp, previous: Previo
     """
     if previous is None:
         return
-    known = site.task_range(request).start
-    missed = store.missed(request.round, known)
+    known = site.find_task_range(request).start
+    missed = store.list_missed_labels(request.round, known)
     if missed:
-        choose_exemplars(site, store, site.models.teacher(previous), missed, known, version=request.round - 1)
+        choose_exemplars(
+            site, store, site.models.load_teacher(previous), missed, known, version=request.round - 1
+        )
 
 
 def choose_exemplars(
@@ -198,22 +204,22 @@ def choose_exemplars(
     assert memory is not None
     if memory.share is not None:
         return
-    quota = memory.quota(known, site.process.sites)
+    quota = memory.compute_quota(known, site.process.sites)
     chosen: dict[int, Tensor] = {}
-    with stays_here("exemplars") if protects_records(site.identity) else nullcontext():
+    with contain_errors("exemplars") if protects_records(site.identity) else nullcontext():
         for label in labels:
-            indices = site.data.task_indices("train", label, label + 1)
+            indices = site.data.find_task_indices("train", label, label + 1)
             if len(indices) == 0:
                 continue
             features = None
             if memory.selection != "random":
-                features = unit_features(model, site.samples(indices))
+                features = compute_unit_features(model, site.samples(indices))
             hashes = site.data.keyed.values("exemplars", indices.numpy())
-            chosen[label] = indices[selected(memory, hashes, features, quota)]
+            chosen[label] = indices[select_exemplars(memory, hashes, features, quota)]
     store.keep(labels, chosen, quota, known, version)
 
 
-def balanced_choice(labels: Tensor, count: int, generator: np.random.Generator) -> Tensor:
+def choose_balanced(labels: Tensor, count: int, generator: np.random.Generator) -> Tensor:
     """Sorted (count,) int64 indices into labels, (n,) int64, as evenly over classes as there are samples.
 
     A class that has too few gives all of them, and the others fill up. A draw decides which classes give one
@@ -231,7 +237,7 @@ def balanced_choice(labels: Tensor, count: int, generator: np.random.Generator) 
     return torch.from_numpy(np.sort(chosen))
 
 
-def indices_left_for_training(site: Site, request: Stamp, indices: Tensor) -> Tensor:
+def select_round_indices(site: Site, request: Stamp, indices: Tensor) -> Tensor:
     """indices (n,) of the task's new samples, or those of them that pre-training leaves for this round.
 
     Raises ConfigError when the site has fewer than pre-training asks of each site, unless noise hides that:
@@ -245,7 +251,7 @@ def indices_left_for_training(site: Site, request: Stamp, indices: Tensor) -> Te
     elif len(indices) <= config.samples:
         return indices
     generator = stream(site.experiment.seed, "pretraining", site.name)
-    chosen = balanced_choice(site.data.y[indices], config.samples, generator)
+    chosen = choose_balanced(site.data.y[indices], config.samples, generator)
     if request.round <= config.rounds:
         return indices[chosen]
     if not config.exclude:

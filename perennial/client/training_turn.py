@@ -16,24 +16,24 @@ from perennial.client.policy import (
     check_answer,
     check_floor,
     check_update,
-    exempt,
+    find_withheld,
     hides_count,
-    withheld,
+    is_exempt,
 )
-from perennial.client.release import Typed, leave, stays_here
+from perennial.client.release import Typed, contain_errors, leave
 from perennial.client.site import Site
-from perennial.client.training_samples import choose, training_indices
+from perennial.client.training_samples import choose, find_training_indices
 from perennial.config import charges
 from perennial.config.rounds import AdversaryKind
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
-from perennial.learning.evaluation import by_head, count_correct
+from perennial.learning.evaluation import build_head_classifier, count_correct
 from perennial.learning.site_method import LocalTurn, SiteMethods, TurnStart
-from perennial.learning.training import TrainingResult, fewest_samples, train
+from perennial.learning.training import TrainingResult, find_fewest_samples, train
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
-from perennial.models.layers import naming_what_did_not_grow
+from perennial.models.layers import explain_stale_tensors
 from perennial.privacy.noise import Noise
 from perennial.privacy.protection import protect_update
 from perennial.privacy.released import Mechanism, Public, Released
@@ -43,7 +43,7 @@ from perennial.protocol.measurements import (
     HELD_OUT_ACCURACY,
     LABEL_COUNTS,
     TRAIN_ACCURACY,
-    asked,
+    parse_measurements,
 )
 from perennial.protocol.messages import TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from perennial.learning.cohort_training import Member
 
 
-def measured(
+def measure_training(
     site: Site, request: TrainRequest, model: IncrementalModel, indices: Tensor, result: TrainingResult
 ) -> dict[str, Any]:
     """The measurements that the request's settings ask for, by name.
@@ -61,39 +61,43 @@ def measured(
     model: as trained. indices: of the samples that it was trained on. result: of that training. Raises
     ProtocolError on an unknown measurement, PolicyRefusal below the floor.
     """
-    names = asked(request.settings)
+    names = parse_measurements(request.settings)
     policy = site.identity.policy
     if names:
         check_floor(policy, "measurements", len(indices))
 
-    def accuracy(of: Tensor) -> float | None:
-        if len(of) < policy.min_samples and not exempt(policy, "measurements"):
+    def measure_accuracy(of: Tensor) -> float | None:
+        if len(of) < policy.min_samples and not is_exempt(policy, "measurements"):
             return None
         model.eval()
         with site.measuring():
-            correct, total = count_correct(by_head(model), site.samples(of), request.num_classes)
+            correct, total = count_correct(
+                build_head_classifier(model), site.samples(of), request.num_classes
+            )
         return sum(correct) / sum(total) if sum(total) else None
 
-    def cells() -> list[int]:
+    def count_labels() -> list[int]:
         return site.data.y[indices].bincount(minlength=request.num_classes).tolist()
 
-    def coverage() -> float:
-        found = cells()
-        stay = withheld(policy, "measurements", found)
+    def measure_coverage() -> float:
+        found = count_labels()
+        stay = find_withheld(policy, "measurements", found)
         held = torch.tensor([n > 0 and label not in stay for label, n in enumerate(found)])
         return float(held.float().mean())
 
-    def counts() -> list[int | None]:
-        found = cells()
-        stay = withheld(policy, "measurements", found)
+    def report_counts() -> list[int | None]:
+        found = count_labels()
+        stay = find_withheld(policy, "measurements", found)
         return [None if label in stay else n for label, n in enumerate(found)]
 
     measure: dict[str, Callable[[], Any]] = {
-        HELD_OUT_ACCURACY: lambda: accuracy(site.data.task_indices("validation", 0, request.num_classes)),
-        TRAIN_ACCURACY: lambda: accuracy(indices),
+        HELD_OUT_ACCURACY: lambda: measure_accuracy(
+            site.data.find_task_indices("validation", 0, request.num_classes)
+        ),
+        TRAIN_ACCURACY: lambda: measure_accuracy(indices),
         CLASSIFICATION_LOSS: lambda: result.classification,
-        CLASS_COVERAGE: coverage,
-        LABEL_COUNTS: counts,
+        CLASS_COVERAGE: measure_coverage,
+        LABEL_COUNTS: report_counts,
     }
     found = {name: measure[name]() for name in names}
     return {name: value for name, value in found.items() if value is not None}
@@ -135,11 +139,11 @@ class TrainingTurn:
         start = {"site": site.name, "seed": site.experiment.seed, "request": request, "records": state}
         methods.begin(TurnStart(**start))
         check_update(site.identity.policy, site.experiment, **methods.claim)
-        if (names := asked(request.settings)) and site.experiment.privacy.enabled:
+        if (names := parse_measurements(request.settings)) and site.experiment.privacy.enabled:
             raise PrivacyError(f"{', '.join(names)}: no accountant covers them; allowed without privacy")
         if beside is None:
             site.check_experiment(request)
-        previous = site.previous_model(request)
+        previous = site.load_previous_model(request)
         arrays = methods.receive(request.arrays)
         if beside is None or arrays is not request.arrays:
             model, flat = site.models.load(request.num_classes, arrays, previous)
@@ -159,21 +163,23 @@ class TrainingTurn:
 
         def find() -> Tensor:
             nonlocal old
-            rows, exemplars = methods.choose(*training_indices(site, request, previous))
+            rows, exemplars = methods.choose(*find_training_indices(site, request, previous))
             old = rows[len(rows) - exemplars :]
             if not hides_count(site.identity):
                 check_floor(site.identity.policy, "update", len(rows))
             return rows
 
-        mechanism = charges.update(site.experiment, request.run)
+        mechanism = charges.price_update(site.experiment, request.run)
         indices = choose(site, mechanism, find)
         exemplars = int(torch.isin(indices, old).sum()) if len(old) else 0
-        adversary = _adversary(site)
+        adversary = _find_adversary(site)
         data = site.samples(indices, exemplars=exemplars)
         if adversary == "label_flip":
-            data = mislabelled(data, request.num_classes, site.experiment.seed, site.name)
+            data = flip_labels(data, request.num_classes, site.experiment.seed, site.name)
         teacher = (
-            site.models.teacher(previous) if previous and site.experiment.learner.needs_previous else None
+            site.models.load_teacher(previous)
+            if previous and site.experiment.learner.needs_previous
+            else None
         )
         opened = cls(
             site=site,
@@ -185,7 +191,7 @@ class TrainingTurn:
             mechanism=mechanism,
             teacher=teacher,
             methods=methods,
-            neighbours=_neighbours(site, request) if site.experiment.privacy.enabled else None,
+            neighbours=_build_neighbours(site, request) if site.experiment.privacy.enabled else None,
             adversary=adversary,
             start=arrays,
         )
@@ -195,14 +201,14 @@ class TrainingTurn:
         """Load this turn's parameters, vector (P,), into the shared model again, after other turns."""
         self.flat.vector.copy_(vector)
 
-    def taken(self) -> TrainReply:
+    def train_and_reply(self) -> TrainReply:
         """Train this site alone and return its reply. No other turn may have been opened since this one."""
-        return self.reply(self._trained())
+        return self.reply(self._train())
 
     def released(self) -> dict[str, Typed]:
         """Train this site alone and return the fields of its reply, of which nothing is charged yet."""
-        result = self._trained()
-        typed = self._typed(result)
+        result = self._train()
+        typed = self._build_fields(result)
         self._close(result)
         return typed
 
@@ -211,7 +217,7 @@ class TrainingTurn:
         if not self.site.experiment.privacy.enabled:
             self.methods.close(result.update, result.steps)
             return
-        with stays_here("what a method keeps"):
+        with contain_errors("what a method keeps"):
             self.methods.close(result.update.clone(), result.steps)
 
     def as_member(self, start: Tensor) -> "Member | None":
@@ -226,31 +232,31 @@ class TrainingTurn:
 
         return Member(self.data, start, self._batches(), self.methods.correction, self.methods.extra)
 
-    def _trained(self) -> TrainingResult:
+    def _train(self) -> TrainingResult:
         """Train the model in place, by the learner that the experiment names and under its privacy mode."""
         mode = self.site.experiment.privacy.mode
-        few = len(self.data) < fewest_samples(self.model)
+        few = len(self.data) < find_fewest_samples(self.model)
         if few and mode != "sample" and hides_count(self.site.identity):
             # a refusal would tell of one sample
             return TrainingResult(torch.zeros_like(self.flat.vector), 0.0, 0)
-        with naming_what_did_not_grow(self.methods.methods, self.flat.shapes):
+        with explain_stale_tensors(self.methods.methods, self.flat.shapes):
             if mode == "sample":
-                return self._by_private_steps()
+                return self._train_by_private_steps()
             if self.neighbours is not None:
-                self.neighbours.see_halves(self.data, self.flat, self.methods.stays, self._by_epochs)
-            return self._by_epochs(self.data, self._batches())
+                self.neighbours.see_halves(self.data, self.flat, self.methods.stays, self._train_by_epochs)
+            return self._train_by_epochs(self.data, self._batches())
 
     def _batches(self) -> np.random.Generator:
         ids = self.request.round, *self.methods.batch_ids
         return stream(self.site.experiment.seed, "batches", self.site.name, *ids)
 
-    def _settings(self) -> dict[str, Any]:
+    def _build_settings(self) -> dict[str, Any]:
         """What training by epochs and by private steps both take."""
         return {
             "teacher": self.teacher,
             "augmentation": self.site.experiment.data.augmentation,
             "progress": self.progress,
-            "first_class": self.site.task_range(self.request).start,
+            "first_class": self.site.find_task_range(self.request).start,
             "correction": self.methods.correction,
             "extra": self.methods.extra,
             "terms": self.methods.terms,
@@ -269,7 +275,7 @@ class TrainingTurn:
         ) + experiment.lead_rounds(task)
         return max(0, self.request.round - 1 - before) / rounds[task - 1]
 
-    def _by_private_steps(self) -> TrainingResult:
+    def _train_by_private_steps(self) -> TrainingResult:
         from perennial.learning.private_training import train_privately
 
         experiment = self.site.experiment
@@ -281,10 +287,10 @@ class TrainingTurn:
             self.data,
             Noise(),
             neighbours=self.neighbours,
-            **self._settings(),
+            **self._build_settings(),
         )
 
-    def _by_epochs(self, samples: TrainingSet, generator: np.random.Generator) -> TrainingResult:
+    def _train_by_epochs(self, samples: TrainingSet, generator: np.random.Generator) -> TrainingResult:
         return train(
             self.site.experiment.learner,
             self.model,
@@ -293,16 +299,16 @@ class TrainingTurn:
             generator,
             steps=self.site.steps(),
             start=self.start,
-            **self._settings(),
+            **self._build_settings(),
         )
 
     def reply(self, result: TrainingResult) -> TrainReply:
         """Protect the update and let it leave. The shared model must be as trained."""
-        reply = leave(self.site.identity, self.request, TrainReply, **self._typed(result))
+        reply = leave(self.site.identity, self.request, TrainReply, **self._build_fields(result))
         self._close(result)
         return reply
 
-    def _typed(self, result: TrainingResult) -> dict[str, Typed]:
+    def _build_fields(self, result: TrainingResult) -> dict[str, Typed]:
         """The fields of the reply: the update as it may leave, and what belongs to it."""
         site, request, flat, stays = self.site, self.request, self.flat, set(self.methods.stays)
         # what stays here must not take its share of the clip norm from what leaves
@@ -314,27 +320,29 @@ class TrainingTurn:
         privacy = site.experiment.privacy
         protect(site, self.mechanism, result)
 
-        update = flat.views(result.update)
+        update = flat.view_tensors(result.update)
         lends = site.experiment.digests is None or "digest" in site.identity.policy.answers
 
-        def released(value: Any) -> Released[Any]:
+        def release_value(value: Any) -> Released[Any]:
             return Released(value, self.mechanism)
 
         typed: dict[str, Typed] = {
-            "update": released(Tensors({n: t.contiguous() for n, t in update.items() if n not in stays})),
+            "update": release_value(
+                Tensors({n: t.contiguous() for n, t in update.items() if n not in stays})
+            ),
             "lends_digests": Public(lends),
         }
         asks = request.settings != "{}"
-        metrics = measured(site, request, self.model, self.indices, result) if asks else {}
+        metrics = measure_training(site, request, self.model, self.indices, result) if asks else {}
         if privacy.enabled:
             # steps follow the number of samples, except in mode sample, where they are public
             steps = (self.mechanism.entry.steps or 0) if privacy.mode == "sample" else 0
             return {**typed, "num_examples": Public(1), "steps": Public(steps)}
         return typed | {
-            "num_examples": released(len(self.indices)),
-            "train_loss": released(result.loss),
-            "steps": released(result.steps),
-            "metrics": released(json.dumps(metrics)),
+            "num_examples": release_value(len(self.indices)),
+            "train_loss": release_value(result.loss),
+            "steps": release_value(result.steps),
+            "metrics": release_value(json.dumps(metrics)),
         }
 
 
@@ -355,7 +363,7 @@ def protect(site: Site, mechanism: Mechanism, result: TrainingResult) -> None:
     protect_update(result.update, privacy.clip_norm, std, Noise())
 
 
-def _neighbours(site: Site, request: TrainRequest) -> "NeighbourDistances | None":
+def _build_neighbours(site: Site, request: TrainRequest) -> "NeighbourDistances | None":
     from perennial.learning.bayesian_estimate import NeighbourDistances
 
     experiment, tasks = site.experiment, enumerate(site.process.registry.schedule.rounds, 1)
@@ -364,7 +372,7 @@ def _neighbours(site: Site, request: TrainRequest) -> "NeighbourDistances | None
     return NeighbourDistances.of(experiment, rounds, state_dir, site.name, request.run, request.round)
 
 
-def _adversary(site: Site) -> AdversaryKind | None:
+def _find_adversary(site: Site) -> AdversaryKind | None:
     """How a simulated site cheats, which a method that values contributions has to detect.
 
     A deployed site never does any of this, whatever the experiment says.
@@ -374,7 +382,7 @@ def _adversary(site: Site) -> AdversaryKind | None:
     return next((a.kind for a in site.experiment.adversaries if a.site == site.name), None)
 
 
-def mislabelled(data: TrainingSet, num_classes: int, seed: int, site: str) -> TrainingSet:
+def flip_labels(data: TrainingSet, num_classes: int, seed: int, site: str) -> TrainingSet:
     """data with every label replaced by another class, the same one for all samples of a class."""
     cycle = torch.from_numpy(stream(seed, "label-flip", site, num_classes).permutation(num_classes))
     wrong = torch.empty_like(cycle)

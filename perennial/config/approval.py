@@ -17,7 +17,7 @@ from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.config.yaml_file import parse_yaml
 from perennial.foundation.block import Block
-from perennial.foundation.errors import ConfigError, PolicyRefusal, StateError, shown
+from perennial.foundation.errors import ConfigError, PolicyRefusal, StateError, clean_text
 from perennial.foundation.plain import PlainObject
 
 
@@ -44,7 +44,7 @@ class Approval(Block):
     @property
     def title(self) -> str:
         """Name of the experiment, printable."""
-        return shown(str(self.settings.get("name", "unnamed")), 60)
+        return clean_text(str(self.settings.get("name", "unnamed")), 60)
 
     @cached_property
     def settings(self) -> PlainObject:
@@ -66,12 +66,12 @@ def read_approvals(folder: Path) -> list[Approval]:
     return sorted(found, key=lambda approval: approval.time)
 
 
-def newest_experiment(approvals: Path) -> Approval | None:
+def find_newest_approval(approvals: Path) -> Approval | None:
     """The latest approved experiment, against which the next one is compared; None if there is none."""
     return next((found for found in reversed(read_approvals(approvals)) if found.experiment), None)
 
 
-def experiment_of(approval: Approval, approvals: Path, plugins: Mapping[str, str]) -> Experiment:
+def read_approved_experiment(approval: Approval, approvals: Path, plugins: Mapping[str, str]) -> Experiment:
     """The experiment in a record. approvals: folder of records. plugins: as site.yaml names them.
 
     Raises ConfigError when this installation cannot run it, StateError when the record was changed.
@@ -82,7 +82,9 @@ def experiment_of(approval: Approval, approvals: Path, plugins: Mapping[str, str
     return experiment
 
 
-def approved_experiment(settings: RunSettings, approvals: Path, plugins: Mapping[str, str]) -> Experiment:
+def find_approved_experiment(
+    settings: RunSettings, approvals: Path, plugins: Mapping[str, str]
+) -> Experiment:
     """The experiment of a run, as this site approved it. approvals: folder of records.
 
     Raises PolicyRefusal naming the key of the run config or the experiment that was not approved.
@@ -100,6 +102,6 @@ def approved_experiment(settings: RunSettings, approvals: Path, plugins: Mapping
             f"run config: digest: found {settings.digest!r:.80}, approved here: {names or 'no experiment'}"
         )
     try:
-        return experiment_of(approval, approvals, plugins)
+        return read_approved_experiment(approval, approvals, plugins)
     except ConfigError as error:
         raise PolicyRefusal(f"experiment: approved, and this installation cannot run it: {error}") from error

@@ -23,7 +23,7 @@ NETWORK_SIDES = (96, 128)
 """Pixels at which the network of photographs reads small and larger images."""
 
 
-def maps_for(shape: tuple[int, ...], stored: str, *, network: bool, chooses: bool = True) -> list[Any]:
+def choose_maps(shape: tuple[int, ...], stored: str, *, network: bool, chooses: bool = True) -> list[Any]:
     """The feature maps that suit samples of this shape, (C, H, W) or (D,), stored as uint8 or float32.
 
     network: whether the network of photographs is installed. chooses: whether there are validation samples,
@@ -39,9 +39,14 @@ def maps_for(shape: tuple[int, ...], stored: str, *, network: bool, chooses: boo
         return [{"name": "inputs", "keep_length": True}, *[{"name": "pairs"}] * paired]
     raw: list[dict[str, Any]] = [{"name": "inputs"}] if values <= WIDEST_INPUTS else []
     catches: list[dict[str, Any]] = [{"name": "random", "width": 1000}]
-    if len(shape) != 3 or stored != "uint8" or min(_shrunk(shape)) < LEAST_SIDE or shape[0] not in (1, 3):
+    if (
+        len(shape) != 3
+        or stored != "uint8"
+        or min(_shrink_shape(shape)) < LEAST_SIDE
+        or shape[0] not in (1, 3)
+    ):
         return raw + catches
-    height, width = sides = _shrunk(shape)
+    height, width = sides = _shrink_shape(shape)
     turned = "square" if height == width else "rectangle"
     patches: dict[str, Any] = {"name": "patches", "filters": 100, "image_size": [*sides]}
     symmetries = [patches, *(patches | {"symmetry": symmetry} for symmetry in ("mirror", turned))]
@@ -52,12 +57,12 @@ def maps_for(shape: tuple[int, ...], stored: str, *, network: bool, chooses: boo
     return [*of_photographs, symmetries, *(raw or catches)]
 
 
-def network_is_here() -> bool:
+def has_network() -> bool:
     """Whether the network of photographs and its weights are installed."""
     return all(find_spec(name) is not None for name in ("timm", PACKAGES[NETWORK].module))
 
 
-def _shrunk(shape: tuple[int, ...]) -> tuple[int, int]:
+def _shrink_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """(H, W) of what patches look at."""
     scale = min(1.0, PATCHES_SIDE / max(shape[1:]))
     return round(shape[1] * scale), round(shape[2] * scale)
@@ -66,15 +71,17 @@ def _shrunk(shape: tuple[int, ...]) -> tuple[int, int]:
 Checked = TypeVar("Checked", bound=ExperimentFields)
 
 
-def with_maps(content: dict[str, Any], where: str, read: Callable[[dict[str, Any]], Checked]) -> Checked:
+def replace_auto_maps(
+    content: dict[str, Any], where: str, read: Callable[[dict[str, Any]], Checked]
+) -> Checked:
     """The experiment with feature maps chosen for its data in place of `features: auto`.
 
     content: of its file, named `where` in errors. read: validates such content. Raises ConfigError where it
     is faulty, or with privacy, under which validation samples may not choose.
     """
     # here, because they take PyTorch, which `perennial --help` does without
-    from perennial.config.simulation import as_for, simulated_federation
-    from perennial.data.deployed import declared_input_shape
+    from perennial.config.simulation import as_for, load_simulated_federation
+    from perennial.data.deployed import derive_input_shape
 
     model = dict(content["model"])
     privacy = content.get("privacy")
@@ -88,11 +95,11 @@ def with_maps(content: dict[str, Any], where: str, read: Callable[[dict[str, Any
     draft = read(content | {"model": model | {"features": ["inputs"]}})
     data = draft.data
     if data.only_at_sites or (data.source == "folder" and data.size is not None and data.color is not None):
-        shape, stored = declared_input_shape(data), "float32" if data.source == "csv" else "uint8"
+        shape, stored = derive_input_shape(data), "float32" if data.source == "csv" else "uint8"
     else:
-        federation = simulated_federation(draft)
+        federation = load_simulated_federation(draft)
         shape, stored = federation.input_shape, federation.stored
-    model["features"] = maps_for(
-        shape, stored, network=network_is_here(), chooses=draft.data.validation_fraction > 0
+    model["features"] = choose_maps(
+        shape, stored, network=has_network(), chooses=draft.data.validation_fraction > 0
     )
     return as_for(read(content | {"model": model}), draft)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from perennial.config.evaluation import count_noise
 from perennial.config.experiment import Experiment
 from perennial.config.learner import LearnerConfig
-from perennial.privacy.accountants import gaussian_multiplier
+from perennial.privacy.accountants import solve_gaussian_multiplier
 from perennial.privacy.config import DigestConfig, PrivacyConfig
 from perennial.privacy.entries import RECIPIENT, Entry
 from perennial.privacy.released import Mechanism
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from perennial.privacy.digests import DigestGuarantee
 
 
-def steps_of_round(learner: LearnerConfig, privacy: PrivacyConfig) -> int:
+def count_round_steps(learner: LearnerConfig, privacy: PrivacyConfig) -> int:
     """DP-SGD steps in one round, ceil(epochs / sample_rate): from public settings alone.
 
     In that many steps each sample is drawn `epochs` times on average. privacy.sample_rate must be set.
@@ -31,7 +31,7 @@ def steps_of_round(learner: LearnerConfig, privacy: PrivacyConfig) -> int:
     return math.ceil(learner.epochs / privacy.sample_rate)
 
 
-def update(experiment: Experiment, run: str) -> Mechanism:
+def price_update(experiment: Experiment, run: str) -> Mechanism:
     """One round's model update."""
     privacy = experiment.privacy
     sampled = privacy.sample_rate is not None
@@ -41,19 +41,19 @@ def update(experiment: Experiment, run: str) -> Mechanism:
         experiment=experiment.digest,
         recipient=RECIPIENT,
         sample_rate=privacy.sample_rate or 1.0,
-        steps=steps_of_round(experiment.learner, privacy) if sampled else 1,
+        steps=count_round_steps(experiment.learner, privacy) if sampled else 1,
     )
-    return Mechanism(entry, _moved(privacy, privacy.clip_norm or math.inf))
+    return Mechanism(entry, _compute_sensitivity(privacy, privacy.clip_norm or math.inf))
 
 
-def sums(experiment: Experiment, run: str, task: int) -> Mechanism:
+def price_sums(experiment: Experiment, run: str, task: int) -> Mechanism:
     """One task's sums of features, computed from that task's samples alone.
 
     Their noise is sized block by block (privacy/noised_sums.py) from the entry's multiplier.
     """
     privacy = experiment.privacy
     if not privacy.enabled:
-        return in_the_clear(experiment, run, "statistics")
+        return price_clear_release(experiment, run, "statistics")
     return Mechanism(
         Entry.of_sums(privacy, run=run, experiment=experiment.digest, recipient=RECIPIENT, task=task)
     )
@@ -63,7 +63,7 @@ SPARSITY_DELTA = 1e-5
 """Of the noise on sparsity vectors."""
 
 
-def sparsity(experiment: Experiment, run: str, epsilon: float | None) -> Mechanism:
+def price_sparsity(experiment: Experiment, run: str, epsilon: float | None) -> Mechanism:
     """One sparsity vector, whose length says how far a sample moves it.
 
     epsilon: of its noise for one sample more, less or replaced; None: it has no noise.
@@ -75,38 +75,38 @@ def sparsity(experiment: Experiment, run: str, epsilon: float | None) -> Mechani
         Entry(
             **{**place, "relation": "add_remove"},
             mechanism="gaussian",
-            noise_multiplier=gaussian_multiplier(epsilon, SPARSITY_DELTA),
+            noise_multiplier=solve_gaussian_multiplier(epsilon, SPARSITY_DELTA),
             sample_rate=1.0,
             steps=1,
         )
     )
 
 
-def digests(
+def price_digests(
     experiment: Experiment, run: str, config: DigestConfig, guarantee: "DigestGuarantee | None" = None
 ) -> list[Mechanism]:
     """One task's digests: the features, and the labels if they have noise. guarantee: for a note."""
-    from perennial.privacy.digests import digest_entries
+    from perennial.privacy.digests import build_digest_entries
 
-    return [Mechanism(e) for e in digest_entries(config, run, experiment.digest, RECIPIENT, guarantee)]
+    return [Mechanism(e) for e in build_digest_entries(config, run, experiment.digest, RECIPIENT, guarantee)]
 
 
-def evaluation(experiment: Experiment, run: str) -> Mechanism:
+def price_evaluation(experiment: Experiment, run: str) -> Mechanism:
     """One release of right answers on held-out samples, noised or not."""
     noise = count_noise(experiment)
     if noise is None:
-        return in_the_clear(experiment, run, "evaluation")
+        return price_clear_release(experiment, run, "evaluation")
     privacy = experiment.privacy.model_copy(update={"noise_multiplier": noise.multiplier})
     entry = Entry.of_update(privacy, run=run, experiment=experiment.digest, recipient=RECIPIENT)
-    return Mechanism(replace(entry, kind="evaluation"), _moved(privacy, noise.norm))
+    return Mechanism(replace(entry, kind="evaluation"), _compute_sensitivity(privacy, noise.norm))
 
 
-def in_the_clear(experiment: Experiment, run: str, kind: str) -> Mechanism:
+def price_clear_release(experiment: Experiment, run: str, kind: str) -> Mechanism:
     """Figures without noise. kind: of release, such as statistics or evaluation."""
     return Mechanism(Entry(**_place(experiment, run, kind, unit="site"), mechanism="unprotected"))
 
 
-def _moved(privacy: PrivacyConfig, norm: float) -> float:
+def _compute_sensitivity(privacy: PrivacyConfig, norm: float) -> float:
     """How far one unit moves a value of this norm: twice as far where it is replaced, not added."""
     return 2 * norm if privacy.mode == "client_local" else norm
 

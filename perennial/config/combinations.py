@@ -6,10 +6,10 @@ from perennial.config.evaluation import require_calibration, require_covered_cou
 from perennial.config.learner import NO_LEARNER
 from perennial.config.schema import ExperimentFields
 from perennial.config.secure import refuse_what_needs_single_updates, require_shared_noise
-from perennial.config.strategies import ASKS, LOCAL_STEPS, asks_of, nested, uncovered
+from perennial.config.strategies import ASKS, LOCAL_STEPS, explain_uncovered, find_asks, list_nested
 
 
-def _learner(experiment: ExperimentFields) -> None:
+def _check_learner(experiment: ExperimentFields) -> None:
     strategy = experiment.strategy
     if not strategy.trains and experiment.learner != NO_LEARNER:
         raise ValueError(
@@ -17,7 +17,7 @@ def _learner(experiment: ExperimentFields) -> None:
         )
 
 
-def _release(experiment: ExperimentFields) -> None:
+def _check_release(experiment: ExperimentFields) -> None:
     """The privacy block is about what leaves, and maps are chosen only where a head can choose."""
     privacy, strategy, model = experiment.privacy, experiment.strategy, experiment.model
     if privacy.enabled and not strategy.trains and privacy.release != "sums":
@@ -25,9 +25,9 @@ def _release(experiment: ExperimentFields) -> None:
             f"privacy: found mode {privacy.mode!r} with release 'updates', and strategy {strategy.name} "
             "sends sums of features; allowed: mode sample or sample_shared, release sums"
         )
-    if privacy.enabled and (why := uncovered_sums(experiment)):
+    if privacy.enabled and (why := explain_uncovered_sums(experiment)):
         raise ValueError(why)
-    heads = [keys.get("head") for _, keys in nested(strategy.name, strategy.parameters)]
+    heads = [keys.get("head") for _, keys in list_nested(strategy.name, strategy.parameters)]
     if model.choices and "auto" not in heads:
         raise ValueError(
             "model.features: found a choice between maps, which head auto of strategy analytic makes; "
@@ -40,22 +40,22 @@ def _release(experiment: ExperimentFields) -> None:
         )
 
 
-def uncovered_sums(experiment: ExperimentFields) -> str:
+def explain_uncovered_sums(experiment: ExperimentFields) -> str:
     """Why no accountant covers what the experiment's sums ask of a site under privacy; "" if one does."""
     strategy = experiment.strategy
-    found = nested(strategy.name, strategy.parameters)
-    own = (keys for name, keys in found if asks_of(name, keys).statistics)
-    return next((why for keys in own if (why := uncovered(keys))), "")
+    found = list_nested(strategy.name, strategy.parameters)
+    own = (keys for name, keys in found if find_asks(name, keys).statistics)
+    return next((why for keys in own if (why := explain_uncovered(keys))), "")
 
 
-def _masks(experiment: ExperimentFields) -> None:
+def _check_masks(experiment: ExperimentFields) -> None:
     if experiment.secure is not None:
         refuse_what_needs_single_updates(experiment)
     if experiment.privacy.shared:
         require_shared_noise(experiment)
 
 
-def _sites(experiment: ExperimentFields) -> None:
+def _check_sites(experiment: ExperimentFields) -> None:
     names = [adversary.site for adversary in experiment.adversaries]
     if len(set(names)) < len(names):
         raise ValueError(f"adversaries: a site is listed twice: {', '.join(names)}")
@@ -63,7 +63,7 @@ def _sites(experiment: ExperimentFields) -> None:
         experiment.require_sites(experiment.data.shares)
 
 
-def _pretraining(experiment: ExperimentFields) -> None:
+def _check_pretraining(experiment: ExperimentFields) -> None:
     mode = experiment.privacy.mode
     why = {
         "client_central": "plain averaging adds no noise at the server",
@@ -77,14 +77,14 @@ def _pretraining(experiment: ExperimentFields) -> None:
         )
 
 
-def _patients(experiment: ExperimentFields) -> None:
+def _check_patients(experiment: ExperimentFields) -> None:
     data = experiment.data
     named = data.patient is not None or data.only_at_sites or "patient" in data.arrays
     if experiment.privacy.unit == "patient" and not named:
         raise ValueError("data.patient: missing; privacy.unit is patient, so the data must name the patients")
 
 
-def _precision(experiment: ExperimentFields) -> None:
+def _check_precision(experiment: ExperimentFields) -> None:
     precision = experiment.learner.precision
     if experiment.privacy.mode == "sample" and precision != "float32":
         raise ValueError(
@@ -93,7 +93,7 @@ def _precision(experiment: ExperimentFields) -> None:
         )
 
 
-def _dual_backbone(experiment: ExperimentFields) -> None:
+def _check_dual_backbone(experiment: ExperimentFields) -> None:
     """Parts of a learner that need an old backbone beside a new one."""
     consolidation, model = experiment.learner.consolidation, experiment.model.name
     dual = model == "dual_backbone"
@@ -104,8 +104,8 @@ def _dual_backbone(experiment: ExperimentFields) -> None:
         )
 
 
-def _local_steps(experiment: ExperimentFields) -> None:
-    for name, _ in nested(experiment.strategy.name, experiment.strategy.parameters):
+def _check_local_steps(experiment: ExperimentFields) -> None:
+    for name, _ in list_nested(experiment.strategy.name, experiment.strategy.parameters):
         for key, needed in LOCAL_STEPS.get(name, {}).items():
             found = getattr(experiment.learner.optimizer, key)
             if found != needed:
@@ -115,15 +115,15 @@ def _local_steps(experiment: ExperimentFields) -> None:
                 )
 
 
-def _bounds(experiment: ExperimentFields) -> None:
-    names = [name for name, _ in nested(experiment.strategy.name, experiment.strategy.parameters)]
+def _check_bounds(experiment: ExperimentFields) -> None:
+    names = [name for name, _ in list_nested(experiment.strategy.name, experiment.strategy.parameters)]
     experiment.bounds.require_fit("analytic" in names)
 
 
 CHECKS: tuple[Callable[[ExperimentFields], None], ...] = (
-    *(_learner, _release),
+    *(_check_learner, _check_release),
     *(require_covered_counts, require_calibration),
-    *(_masks, _sites, _pretraining),
-    *(_patients, _precision, _dual_backbone, _bounds, _local_steps),
+    *(_check_masks, _check_sites, _check_pretraining),
+    *(_check_patients, _check_precision, _check_dual_backbone, _check_bounds, _check_local_steps),
 )
 """Each raises ValueError naming the key; the first that does is what a person reads."""

@@ -14,8 +14,8 @@ from perennial.config.experiment import Experiment
 from perennial.config.methods import require_code_of_sites
 from perennial.config.schema import ON_DISK
 from perennial.config.yaml_file import parse_yaml, validate
-from perennial.foundation.errors import ConfigError, shown
-from perennial.foundation.plugins import only
+from perennial.foundation.errors import ConfigError, clean_text
+from perennial.foundation.plugins import use_only
 
 DOCUMENT = "experiment.yaml"
 """Its name in an app."""
@@ -29,12 +29,12 @@ def read_document(text: str, where: str, plugins: Mapping[str, str]) -> Experime
     """
     content = parse_yaml(text, where)
     try:
-        with only(plugins):
+        with use_only(plugins):
             experiment = validate(Experiment, content, where)
             require_code_of_sites(experiment)
     except RecursionError:
         raise ConfigError(f"{where}: nested too deeply") from None
-    require_digest(experiment, content, document_digest(content), where)
+    require_digest(experiment, content, compute_document_digest(content), where)
     return experiment
 
 
@@ -45,42 +45,42 @@ def require_digest(experiment: Experiment, content: dict[str, Any], expected: st
     settings with all defaults, since a file that a person wrote leaves settings out. Raises ConfigError when
     it is neither.
     """
-    if expected not in (found := {experiment.digest, document_digest(content)}):
+    if expected not in (found := {experiment.digest, compute_document_digest(content)}):
         raise ConfigError(
             f"{where}: its settings have SHA-256 {' or '.join(sorted(found))}, the run names {expected:.64}"
         )
     vars(experiment)["digest"] = expected
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Every setting by its dotted key, with each list as one value."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
+            found |= flatten_settings(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = value
     return found
 
 
-def document_digest(content: dict[str, Any]) -> str:
+def compute_document_digest(content: dict[str, Any]) -> str:
     """SHA-256 of a document's settings; like Experiment.digest, without paths on a disk."""
     settings = copy.deepcopy(content)
     for key, below in ON_DISK.items():
-        _without(settings.get(key), below)
+        _remove_keys(settings.get(key), below)
     try:
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"experiment: a value has no digest ({shown(str(error))})") from error
+        raise ConfigError(f"experiment: a value has no digest ({clean_text(str(error))})") from error
 
 
-def _without(found: Any, below: Any) -> None:
+def _remove_keys(found: Any, below: Any) -> None:
     if isinstance(below, set):
         for key in below if isinstance(found, dict) else ():
             found.pop(key, None)
     elif isinstance(found, list):
         for each in found:
-            _without(each, below["__all__"])
+            _remove_keys(each, below["__all__"])
     elif isinstance(found, dict):
         for key, more in below.items():
-            _without(found.get(key), more)
+            _remove_keys(found.get(key), more)

@@ -18,12 +18,12 @@ def asks_for_tables(experiment: ExperimentFields) -> bool:
     return found.federated and found.measures and found.noise_multiplier is None
 
 
-def fits(experiment: ExperimentFields) -> bool:
+def fits_temperature(experiment: ExperimentFields) -> bool:
     """Whether a temperature is fitted on the sites' validation samples before tables are made."""
     return asks_for_tables(experiment) and experiment.data.validation_fraction > 0
 
 
-def subgroups_of(experiment: ExperimentFields) -> int:
+def count_subgroups(experiment: ExperimentFields) -> int:
     """Number of subgroups in the tables, 0 without data.subgroup."""
     return 0 if experiment.data.subgroup is None else len(experiment.data.subgroup.values)
 
@@ -63,7 +63,7 @@ def require_covered_counts(experiment: ExperimentFields) -> None:
                 "evaluation.federated to false"
             )
         return
-    if reason := _hides_nothing(experiment):
+    if reason := _explain_void_noise(experiment):
         raise ValueError(f"evaluation.noise_multiplier: {reason}")
     if (privacy.hidden_unit == "site") != (found.clip_counts is not None):
         raise ValueError(
@@ -73,7 +73,7 @@ def require_covered_counts(experiment: ExperimentFields) -> None:
     CountNoise(found.noise_multiplier, found.clip_counts or 1.0).check()
 
 
-def _hides_nothing(experiment: ExperimentFields) -> str:
+def _explain_void_noise(experiment: ExperimentFields) -> str:
     """Why noise on counts would make a false claim; '' if it would not."""
     privacy = experiment.privacy
     if not experiment.evaluation.federated:

@@ -6,16 +6,16 @@ from typing import Any
 from pydantic import ValidationError, model_validator
 
 from perennial.config.combinations import CHECKS
-from perennial.config.methods import with_targets
+from perennial.config.methods import resolve_targets
 from perennial.config.presets import NONE, choose_preset, complete_learner
 from perennial.config.removed import drop_removed_from_experiment
 from perennial.config.schema import ExperimentFields, StrategySpec
-from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
+from perennial.config.yaml_file import apply_overrides, name_only, read_yaml, resolve_path, validate
 from perennial.data.config import DataConfig
 from perennial.foundation.errors import ConfigError
-from perennial.foundation.plugins import with_names
+from perennial.foundation.plugins import replace_with_names
 from perennial.models.config import ModelConfig
-from perennial.models.feature_maps.config import size_to_read
+from perennial.models.feature_maps.config import choose_image_size
 
 
 class Experiment(ExperimentFields):
@@ -28,16 +28,16 @@ class Experiment(ExperimentFields):
         A strategy, loss, model or source may be a class of the program itself.
         Raises ConfigError, as load_experiment does.
         """
-        named = {"name": "experiment", **with_names(content)}
-        return experiment_of(named, Path.cwd(), f"experiment {named['name']}")
+        named = {"name": "experiment", **replace_with_names(content)}
+        return build_experiment(named, Path.cwd(), f"experiment {named['name']}")
 
     @model_validator(mode="before")
     @classmethod
-    def _plugins_are_known(cls, content: Any) -> Any:
+    def _resolve_plugins(cls, content: Any) -> Any:
         if not isinstance(content, dict):
             return content
         try:
-            resolved, found = with_targets(content)
+            resolved, found = resolve_targets(content)
         except ConfigError as error:
             raise ValueError(str(error)) from error
         recorded = content.get("plugins")
@@ -52,7 +52,7 @@ class Experiment(ExperimentFields):
 
     @model_validator(mode="before")
     @classmethod
-    def _learner_is_complete(cls, content: Any) -> Any:
+    def _complete_learner(cls, content: Any) -> Any:
         """Where sites train, the learner's block is merged with its preset."""
         if not isinstance(content, dict):
             return content
@@ -72,7 +72,7 @@ class Experiment(ExperimentFields):
 
     @model_validator(mode="before")
     @classmethod
-    def _files_are_read_for_the_maps(cls, content: Any) -> Any:
+    def _fill_image_size(cls, content: Any) -> Any:
         if isinstance(content, dict) and isinstance(content.get("model"), str):
             # a network by its name alone; here, so that a plug-in's name is looked up after it
             content = {**content, "model": name_only(content["model"])}
@@ -85,7 +85,7 @@ class Experiment(ExperimentFields):
         return drop_removed_from_experiment(content)
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> "Experiment":
+    def _check_combinations(self) -> "Experiment":
         for check in CHECKS:
             check(self)
         return self
@@ -104,19 +104,19 @@ def load_experiment(
     content = apply_overrides(read_yaml(path), overrides or [])
     if seed is not None:
         content["seed"] = seed
-    return experiment_of(content, path.parent, str(path))
+    return build_experiment(content, path.parent, str(path))
 
 
-def experiment_of(content: dict[str, Any], folder: Path, where: str) -> Experiment:
+def build_experiment(content: dict[str, Any], folder: Path, where: str) -> Experiment:
     """The experiment of a mapping, whose relative paths are relative to a folder. where: named in errors."""
     _locate_data(content.get("data"), folder)
     model = content.get("model")
     if not isinstance(model, dict) or model.get("features") != "auto":
         return validate(Experiment, content, where)
     # here, because it reads the data and takes PyTorch, which no other experiment needs to be read
-    from perennial.config.automatic_maps import with_maps
+    from perennial.config.automatic_maps import replace_auto_maps
 
-    return with_maps(content, where, lambda content: validate(Experiment, content, where))
+    return replace_auto_maps(content, where, lambda content: validate(Experiment, content, where))
 
 
 def _read_for_maps(content: Any) -> Any:
@@ -129,7 +129,11 @@ def _read_for_maps(content: Any) -> Any:
         model = ModelConfig.model_validate(content.get("model"))
     except (AttributeError, ValidationError):
         return content
-    if data.source != "folder" or data.image_size is not None or (size := size_to_read(model.maps)) is None:
+    if (
+        data.source != "folder"
+        or data.image_size is not None
+        or (size := choose_image_size(model.maps)) is None
+    ):
         return content
     return {**content, "data": data.model_copy(update={"image_size": size})}
 
@@ -138,4 +142,4 @@ def _locate_data(data: Any, folder: Path) -> None:
     """Make data.path absolute, so that the run can be resumed from anywhere."""
     where = data.get("path") if isinstance(data, dict) else None
     if isinstance(where, str) and not Path(where).is_absolute():
-        data["path"] = beside(folder, where)
+        data["path"] = resolve_path(folder, where)

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from perennial.config.yaml_file import name_only
 from perennial.foundation import plugins
 from perennial.foundation.block import FiniteBlock
-from perennial.foundation.errors import ConfigError, nearest
+from perennial.foundation.errors import ConfigError, suggest_nearest
 from perennial.foundation.plain import Plain
 
 CLASSIFICATIONS = (
@@ -28,7 +28,7 @@ _OTHER_OPTIMIZERS = {
 """Rules of torch.optim that do not fit a step of ours: name -> why."""
 
 
-def _optimizer(name: Any) -> Any:
+def _check_optimizer(name: Any) -> Any:
     if not isinstance(name, str):
         return name
     if (reason := _OTHER_OPTIMIZERS.get(name.lower())) is not None:
@@ -54,7 +54,7 @@ OptimizerName = Literal[
 class Optimizer(FiniteBlock):
     """Local optimiser; its state is fresh in every round, because momentum from another model misleads."""
 
-    name: Annotated[OptimizerName, BeforeValidator(_optimizer)] = "sgd"
+    name: Annotated[OptimizerName, BeforeValidator(_check_optimizer)] = "sgd"
     """The rules of torch.optim that treat every parameter by itself, by the name of their class."""
     lr: float = Field(gt=0)
     momentum: float = Field(default=0.0, ge=0, lt=1)
@@ -66,13 +66,13 @@ class Optimizer(FiniteBlock):
 
     @model_validator(mode="before")
     @classmethod
-    def _decays_as_pytorch(cls, given: Any) -> Any:
+    def _set_default_decay(cls, given: Any) -> Any:
         if isinstance(given, dict) and str(given.get("name")).lower() == "adamw":
             return {"weight_decay": 0.01, **given}
         return given
 
     @model_validator(mode="after")
-    def _keys_fit(self) -> "Optimizer":
+    def _check_keys(self) -> "Optimizer":
         if self.momentum and self.name not in ("sgd", "rmsprop"):
             raise ValueError(
                 f"momentum is an option of sgd and rmsprop; {self.name} takes lr, weight_decay and schedule"
@@ -88,17 +88,17 @@ class Optimizer(FiniteBlock):
         return momentum if self.name == "rprop" else {**momentum, "weight_decay": self.weight_decay}
 
 
-def _classification(name: str) -> str:
+def _check_classification(name: str) -> str:
     if name not in CLASSIFICATIONS and not plugins.is_target(name):
-        allowed = plugins.known("loss", CLASSIFICATIONS)
-        raise ValueError(f"allowed: {', '.join(allowed)}{nearest(name, allowed)}")
+        allowed = plugins.list_known("loss", CLASSIFICATIONS)
+        raise ValueError(f"allowed: {', '.join(allowed)}{suggest_nearest(name, allowed)}")
     return name
 
 
 class Classification(FiniteBlock):
     """The loss over the labels."""
 
-    name: Annotated[str, AfterValidator(_classification)] = "ce"
+    name: Annotated[str, AfterValidator(_check_classification)] = "ce"
     """current_softmax: cross entropy over the classes of the current task alone; not with a memory.
     gradient_compensation: GLFC's, in which a sample counts by its gradient among old or among new classes.
     task_temperatures: FedCBDR's; old and new classes have a temperature and a weight each."""
@@ -112,7 +112,7 @@ class Classification(FiniteBlock):
     """Keys of a loss that is a plug-in: the keywords of its constructor."""
 
     @model_validator(mode="after")
-    def _options_are_a_plugins(self) -> "Classification":
+    def _check_options(self) -> "Classification":
         if self.options and self.name in CLASSIFICATIONS:
             raise ValueError(
                 f"options: found {sorted(self.options)}, which are for plug-ins; not for {self.name}"
@@ -179,7 +179,7 @@ class Memory(FiniteBlock):
     equal prior for the classes that the site holds."""
 
     @model_validator(mode="after")
-    def _one_budget(self) -> "Memory":
+    def _require_one_budget(self) -> "Memory":
         budgets = (self.per_class, self.fixed_total, self.share)
         if sum(budget is not None for budget in budgets) != 1:
             raise ValueError(
@@ -191,7 +191,7 @@ class Memory(FiniteBlock):
             )
         return self
 
-    def quota(self, num_classes: int, sites: int) -> int:
+    def compute_quota(self, num_classes: int, sites: int) -> int:
         """Samples that one site may keep of one class."""
         if self.share is not None:
             return sys.maxsize
@@ -202,7 +202,7 @@ class Memory(FiniteBlock):
 
     def require(self, num_classes: int, sites: int) -> None:
         """Raises ConfigError if the budget is below one sample of each class at each site."""
-        if self.quota(num_classes, sites) < 1:
+        if self.compute_quota(num_classes, sites) < 1:
             raise ConfigError(
                 f"learner.memory.fixed_total: found {self.fixed_total}, allowed {num_classes * sites} or "
                 f"more: one sample of each of {num_classes} classes at each of {sites} sites"
@@ -242,7 +242,7 @@ class LearnerConfig(FiniteBlock):
     """Memory layout that convolutions of GPUs prefer, of images and weights."""
 
     @model_validator(mode="after")
-    def _parts_fit_the_memory(self) -> "LearnerConfig":
+    def _check_memory(self) -> "LearnerConfig":
         if self.classifier == "nearest_mean" and self.memory is None:
             raise ValueError("classifier nearest_mean classifies by exemplars; it needs `memory`")
         if self.classification.name == "current_softmax" and self.memory is not None:
@@ -252,7 +252,7 @@ class LearnerConfig(FiniteBlock):
             )
         return self
 
-    def at(self, progress: float) -> "LearnerConfig":
+    def drop_idle_terms(self, progress: float) -> "LearnerConfig":
         """These settings without the loss terms that are off in this round.
 
         progress: share of the task's rounds that are over, 0 in its first round. Consolidation is on in the

@@ -12,7 +12,7 @@ from typing import Any
 from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig, Memory, Optimizer
 from perennial.config.schema import ExperimentFields
 from perennial.config.yaml_file import name_only
-from perennial.foundation.errors import ConfigError, nearest
+from perennial.foundation.errors import ConfigError, suggest_nearest
 
 NONE = "none"
 """The preset in which nothing is set but the keys' own defaults; `optimizer.lr` has none."""
@@ -53,7 +53,7 @@ def complete_learner(block: Any, usual: str) -> Any:
         return block
     name = block.get("preset") or usual
     if not isinstance(name, str) or name not in PRESETS:
-        close = nearest(name, PRESETS) if isinstance(name, str) else ""
+        close = suggest_nearest(name, PRESETS) if isinstance(name, str) else ""
         raise ConfigError(f"learner.preset: found {name!r:.80}{close}; allowed: {', '.join(PRESETS)}")
     return _merge(PRESETS[name], {key: value for key, value in block.items() if key != "preset"})
 
@@ -65,17 +65,17 @@ def _merge(base: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(there, Mapping):
             given = name_only(value)
             if isinstance(given, Mapping) and given.get("name", there.get("name")) == there.get("name"):
-                merged[key] = _merge(_without_budget(there) if _names_budget(key, given) else there, given)
+                merged[key] = _merge(_drop_budget(there) if _has_budget(key, given) else there, given)
                 continue
         merged[key] = value
     return merged
 
 
-def _names_budget(key: str, block: Mapping[str, Any]) -> bool:
+def _has_budget(key: str, block: Mapping[str, Any]) -> bool:
     return key == "memory" and any(block.get(budget) is not None for budget in _BUDGETS)
 
 
-def _without_budget(memory: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_budget(memory: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in memory.items() if key not in _BUDGETS}
 
 
@@ -84,14 +84,16 @@ def describe_learner(experiment: ExperimentFields) -> str:
     usual, found = choose_preset(experiment.privacy.mode), experiment.learner.model_dump(mode="json")
     whole = {name: preset.model_dump(mode="json") for name, preset in _LEARNERS.items()}
     whole[NONE].pop("optimizer")
-    differences = {name: [*_differences(whole[name], found)] for name in (usual, *PRESETS)}
+    differences = {name: [*_describe_differences(whole[name], found)] for name in (usual, *PRESETS)}
     name = min(differences, key=lambda name: len(differences[name]))
     if name == NONE:
         return f"learner: {', '.join(differences[NONE])} (preset none)"
     return f"learner: {name}" + (f" with {', '.join(differences[name])}" if differences[name] else "")
 
 
-def _differences(base: Mapping[str, Any], found: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _describe_differences(
+    base: Mapping[str, Any], found: Mapping[str, Any], prefix: str = ""
+) -> Iterator[str]:
     for key, value in found.items():
         there, name = base.get(key), f"{prefix}{key}"
         if value == there and key in base:
@@ -101,15 +103,15 @@ def _differences(base: Mapping[str, Any], found: Mapping[str, Any], prefix: str 
             and isinstance(there, Mapping)
             and value.get("name") == there.get("name")
         ):
-            yield from _differences(there, value, f"{name}.")
+            yield from _describe_differences(there, value, f"{name}.")
         elif key in base or value is not None:
-            yield f"{name} {_shown(value)}"
+            yield f"{name} {_format_value(value)}"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, Mapping):
         parts = {key: part for key, part in value.items() if part is not None}
         if [*parts] == ["name"]:
             return str(parts["name"])
-        return "{" + ", ".join(f"{key}: {_shown(part)}" for key, part in parts.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_format_value(part)}" for key, part in parts.items()) + "}"
     return value if isinstance(value, str) else "none" if value is None else json.dumps(value)

@@ -187,19 +187,19 @@ def _drop_from_strategy(section: Mapping[str, Any], path: str, dropped: list[str
 
 
 def _require_default(path: str, value: Any, removed: Removed) -> None:
-    for where, found, default in _differences(path, value, removed.default):
+    for where, found, default in _find_differences(path, value, removed.default):
         raise ValueError(
             f"{where}: found {found!r}, allowed {default!r} alone, the former default of a key that is gone. "
             f"{removed.instead}"
         )
 
 
-def _differences(path: str, value: Any, default: Any) -> Iterator[tuple[str, Any, Any]]:
+def _find_differences(path: str, value: Any, default: Any) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(value, str) and isinstance(default, Mapping):
         value = {"name": value}
     if isinstance(value, Mapping) and isinstance(default, Mapping):
         for key, inner in value.items():
-            yield from _differences(f"{path}.{key}", inner, default.get(key))
+            yield from _find_differences(f"{path}.{key}", inner, default.get(key))
     elif value != default:
         yield path, value, default
 

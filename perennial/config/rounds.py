@@ -77,7 +77,7 @@ class PointConfig(Block):
 
     @model_validator(mode="before")
     @classmethod
-    def _says_which(cls, found: object) -> object:
+    def _require_one(cls, found: object) -> object:
         if not isinstance(found, dict) or len(found) != 1:
             raise ValueError("allowed one of {sensitivity: 0.95} and {specificity: 0.95}")
         return found
@@ -131,7 +131,7 @@ class AbsenceConfig(Block):
     """None: for good."""
 
     @model_validator(mode="after")
-    def _ends_after_it_begins(self) -> "AbsenceConfig":
+    def _check_order(self) -> "AbsenceConfig":
         if self.last_round is not None and self.last_round < self.first_round:
             raise ValueError(
                 f"last_round: found {self.last_round}, allowed from first_round, {self.first_round}"
@@ -221,7 +221,7 @@ PARTS = 1024
 """A site's records count in whole parts of so many, so that scaled sums stay exact."""
 
 
-def level(counts: Sequence[int], share: float) -> float:
+def compute_level(counts: Sequence[int], share: float) -> float:
     """The count to which larger sites are cut, so that none of the K has more than `share` of all.
 
     With n falling, it is s sum_{i>m} n_i / (1 - m s) for the least m < 1/s with n_{m+1} at most that.
@@ -237,13 +237,13 @@ def level(counts: Sequence[int], share: float) -> float:
     return math.inf
 
 
-def parts_by_share(counts: Sequence[int], share: float) -> list[int]:
+def compute_parts_by_share(counts: Sequence[int], share: float) -> list[int]:
     """(K,) weights of the sites' sums in units of 1/PARTS: floor(PARTS level / n), from 1 to PARTS."""
-    most = level(counts, share)
+    most = compute_level(counts, share)
     return [PARTS if n <= most else max(1, int(PARTS * most / n)) for n in counts]
 
 
-def parts_by_registration(counts: Mapping[str, int], registered: Mapping[str, int]) -> dict[str, int]:
+def compute_parts_by_registration(counts: Mapping[str, int], registered: Mapping[str, int]) -> dict[str, int]:
     """site -> weight of its sums in units of 1/PARTS: it counts as no more records than it registered."""
     return {
         site: PARTS if (most := registered.get(site)) is None or n <= most else max(1, PARTS * most // n)

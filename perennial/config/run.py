@@ -16,7 +16,7 @@ from perennial.config.document import require_digest
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.yaml_file import read_yaml
 from perennial.foundation import plugins
-from perennial.foundation.errors import ConfigError, nearest
+from perennial.foundation.errors import ConfigError, suggest_nearest
 
 APP_ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,7 +58,8 @@ class RunSettings:
         for key, value in run_config.items():
             if key not in fields:
                 raise ConfigError(
-                    f"run config: unknown key {key!r}{nearest(key, fields)}; allowed: {', '.join(fields)}"
+                    f"run config: unknown key {key!r}{suggest_nearest(key, fields)}; allowed: "
+                    f"{', '.join(fields)}"
                 )
             expected = int if key == "threads" else str
             if not isinstance(value, expected):
@@ -81,20 +82,20 @@ class RunSettings:
 
     def load(self) -> Experiment:
         """The experiment with all defaults. Raises ConfigError if these settings name another digest."""
-        with plugins.using(plugins.listed(self.plugins)):
-            experiment = load_experiment(self.path, self._overrides())
+        with plugins.use_also(plugins.parse_names(self.plugins)):
+            experiment = load_experiment(self.path, self._split_overrides())
         if self.digest:
             require_digest(experiment, read_yaml(self.path), self.digest, str(self.path))
         return experiment
 
-    def _overrides(self) -> list[str]:
+    def _split_overrides(self) -> list[str]:
         if not self.overrides.lstrip().startswith("["):
             return [part for part in self.overrides.split(";") if part.strip()]
-        return _parsed_list(self.overrides)
+        return _parse_list(self.overrides)
 
     def folder(self, experiment: Experiment) -> Path:
         """Absolute path of the run's folder."""
-        return runs_folder(self.runs) / (self.name or experiment.name)
+        return resolve_runs_folder(self.runs) / (self.name or experiment.name)
 
 
 def find_experiment(path: Path) -> Path:
@@ -103,7 +104,7 @@ def find_experiment(path: Path) -> Path:
     return shipped if path.name == str(path) and not path.is_file() and shipped.is_file() else path
 
 
-def runs_folder(runs: Path | str) -> Path:
+def resolve_runs_folder(runs: Path | str) -> Path:
     """Absolute path of the folder that holds run folders."""
     return Path(os.path.abspath(os.path.expanduser(runs)))
 
@@ -116,7 +117,7 @@ class CohortPlan:
     note: str = ""
 
 
-def _parsed_list(overrides: str) -> list[str]:
+def _parse_list(overrides: str) -> list[str]:
     try:
         content = json.loads(overrides)
     except (ValueError, RecursionError) as error:

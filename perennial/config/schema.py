@@ -20,12 +20,12 @@ from perennial.config.rounds import (
     RoundsConfig,
 )
 from perennial.config.secure import SecureConfig
-from perennial.config.strategies import Asks, asks_of, nested
+from perennial.config.strategies import Asks, find_asks, list_nested
 from perennial.config.yaml_file import name_only
 from perennial.data.config import DataConfig
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.block import Block
-from perennial.foundation.errors import nearest
+from perennial.foundation.errors import suggest_nearest
 from perennial.foundation.plain import Plain
 from perennial.models.config import ModelConfig
 from perennial.privacy.config import DigestConfig, PrivacyConfig
@@ -50,12 +50,14 @@ class StrategySpec(BaseModel):
     @property
     def asks(self) -> Asks:
         """What requests of this strategy may ask of a site, without those of strategies that it wraps."""
-        return asks_of(self.name, self.parameters)
+        return find_asks(self.name, self.parameters)
 
     @property
     def trains(self) -> bool:
         """Whether sites train by gradients, under this strategy or one that it wraps."""
-        return not any(asks_of(name, keys).statistics for name, keys in nested(self.name, self.parameters))
+        return not any(
+            find_asks(name, keys).statistics for name, keys in list_nested(self.name, self.parameters)
+        )
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -92,7 +94,7 @@ class ExperimentFields(Block):
         for key in ("absence", "adversaries"):
             for entry in getattr(self, key):
                 if entry.site not in known:
-                    found = f"{key}: found site {entry.site!r}{nearest(entry.site, known)}"
+                    found = f"{key}: found site {entry.site!r}{suggest_nearest(entry.site, known)}"
                     raise ValueError(f"{found}, allowed {', '.join(known[:5])}{', ...' if known[5:] else ''}")
 
     def lead_rounds(self, task: int) -> int:

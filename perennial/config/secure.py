@@ -63,7 +63,7 @@ def refuse_what_needs_single_updates(experiment: Any) -> None:
     if sites is not None:
         if sites > MOST_SITES:
             raise ValueError(f"secure: data.sites is {sites}, allowed {MOST_SITES} in a masked sum")
-        needed = secure.parameters(shared_noise=privacy.shared).survivors_needed(sites)
+        needed = secure.parameters(shared_noise=privacy.shared).count_survivors_needed(sites)
         if sites < needed:
             raise ValueError(
                 f"secure: data.sites is {sites}, and a sum needs {needed} with assumed_colluders "

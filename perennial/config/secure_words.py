@@ -17,7 +17,7 @@ from perennial.config.experiment import Experiment
 from perennial.config.rounds import MAX_SAMPLES
 from perennial.models.sum_grid import SumGrid
 from perennial.privacy.discrete_gaussian import Integers
-from perennial.privacy.noised_counts import in_samples
+from perennial.privacy.noised_counts import round_to_samples
 from perennial.privacy.secure.keys import Words
 from perennial.privacy.shared_noise import SharedNoise
 
@@ -63,7 +63,7 @@ class UpdateWords:
         """
         noise = self.noise
         if noise is None:
-            steps = self.grid.integers(update, weight)
+            steps = self.grid.quantise(update, weight)
         else:
             steps = {
                 name: tensor.double().div(noise.step).trunc().to(torch.int64)
@@ -91,15 +91,15 @@ class UpdateWords:
         return total, int(signed[-1])
 
 
-def integer_words(*tensors: Tensor) -> Words:
+def encode_integers(*tensors: Tensor) -> Words:
     """(N,) words of integer tensors of any shapes, one tensor after the other.
 
-    integers_of() reverts it, so any integers can be masked; see docs/secure_aggregation.md.
+    decode_integers() reverts it, so any integers can be masked; see docs/secure_aggregation.md.
     """
     return torch.cat([tensor.to(torch.int64).cpu().reshape(-1) for tensor in tensors]).numpy().view(np.uint64)
 
 
-def integers_of(words: Words, *shapes: tuple[int, ...]) -> list[Tensor]:
+def decode_integers(words: Words, *shapes: tuple[int, ...]) -> list[Tensor]:
     """int64 tensors of these shapes from a sum of integer_words(). Raises ValueError on a misfit."""
     sizes = [math.prod(shape) for shape in shapes]
     if len(words) != sum(sizes):
@@ -118,7 +118,7 @@ def share_of_noise(experiment: Experiment, multiplier: float) -> float:
     return multiplier / math.sqrt(experiment.secure.honest)
 
 
-def statistics_subject(features: str, class_order: str, task: int, weights: Sequence[int] | None) -> str:
+def hash_statistics_subject(features: str, class_order: str, task: int, weights: Sequence[int] | None) -> str:
     """SHA-256 that names one task's sums of features as the subject of a masked sum.
 
     features, class_order: SHA-256 of the maps and of the order of classes. weights: of classes, if any.
@@ -126,17 +126,17 @@ def statistics_subject(features: str, class_order: str, task: int, weights: Sequ
     return sha256(json.dumps([features, class_order, task, weights]).encode()).hexdigest()
 
 
-def count_words(correct: Sequence[int], total: Sequence[int], beside: Sequence[int] = ()) -> Words:
+def encode_counts(correct: Sequence[int], total: Sequence[int], beside: Sequence[int] = ()) -> Words:
     """(2 M + n,) words of exact counts: right answers, samples of each class, n more counts."""
     return np.array([*correct, *total, *beside], dtype=np.uint64)
 
 
-def cell_words(cells: Integers) -> Words:
+def encode_cells(cells: Integers) -> Words:
     """(2 M,) words of noised right and wrong answers of each class, in grid steps."""
     return cells.view(np.uint64)
 
 
-def counts_of(
+def decode_counts(
     words: Words, classes: int, *, noised: bool, beside: int = 0
 ) -> tuple[list[int], list[int], list[int]]:
     """(right answers, samples, other counts) from a sum of count_words(), the first two by class.
@@ -147,7 +147,7 @@ def counts_of(
     if len(words) != 2 * classes + beside:
         raise ValueError(f"words: found {len(words)}, expected {2 * classes + beside}")
     if noised:
-        return *in_samples(words.view(np.int64)), []
+        return *round_to_samples(words.view(np.int64)), []
     numbers = [int(word) for word in words]
     correct, total, others = numbers[:classes], numbers[classes : 2 * classes], numbers[2 * classes :]
     if any(a > b for a, b in zip(correct, total, strict=True)) or max(total + others) >= 2**62:

@@ -25,7 +25,7 @@ class _Held:
 _held = _Held()
 
 
-def data_key(experiment: ExperimentFields, own: DataConfig | None = None) -> DataKey:
+def build_data_key(experiment: ExperimentFields, own: DataConfig | None = None) -> DataKey:
     """Key under which this process holds an experiment's data; it changes once they are forgotten.
 
     own: a site's own data in place of the experiment's. A digest has no paths, so the key has one.
@@ -33,9 +33,9 @@ def data_key(experiment: ExperimentFields, own: DataConfig | None = None) -> Dat
     return experiment.digest, (own or experiment.data).path, _held.readings
 
 
-def simulated_federation(experiment: ExperimentFields) -> SimulatedFederation:
+def load_simulated_federation(experiment: ExperimentFields) -> SimulatedFederation:
     """All sites' data and the central test set. Raises ConfigError or DataError naming a fault."""
-    key = data_key(experiment)
+    key = build_data_key(experiment)
     if key not in _held.built:
         _held.built.clear()
         path = experiment.data.path
@@ -47,8 +47,8 @@ def simulated_federation(experiment: ExperimentFields) -> SimulatedFederation:
 
 def as_for(experiment: Checked, other: ExperimentFields) -> Checked:
     """Return `experiment`, and let it use the data that were read for `other`, which has the same ones."""
-    if (known := _held.built.get(data_key(other))) is not None:
-        _held.built[data_key(experiment)] = known
+    if (known := _held.built.get(build_data_key(other))) is not None:
+        _held.built[build_data_key(experiment)] = known
     return experiment
 
 
@@ -73,7 +73,7 @@ def _as_it_is(path: str) -> list[tuple[str, int, int]]:
     return [(place, at.st_mtime_ns, at.st_size) for place, at in found]
 
 
-def simulated_site_names(experiment: ExperimentFields) -> tuple[str, ...]:
+def list_simulated_sites(experiment: ExperimentFields) -> tuple[str, ...]:
     """Names of the simulated sites, in order; reads the data only where the data names them.
 
     Raises ConfigError where the experiment has no data of its own.
@@ -85,4 +85,4 @@ def simulated_site_names(experiment: ExperimentFields) -> tuple[str, ...]:
             f"deployed sites "
             "bring theirs. A run on one machine needs data: give a path, or --set data.path=PATH"
         )
-    return data.shares or simulated_federation(experiment).site_names
+    return data.shares or load_simulated_federation(experiment).site_names

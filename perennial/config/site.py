@@ -11,7 +11,7 @@ from perennial.config.yaml_file import UsablePath, read_yaml, validate
 from perennial.data.config import DataConfig
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError
-from perennial.foundation.files import user_state
+from perennial.foundation.files import find_user_state
 from perennial.foundation.names import SITE_NAME
 from perennial.privacy.config import Mode, Unit
 
@@ -73,7 +73,7 @@ class SitePolicy(Block):
     empty: each key is trusted when it is first met, which protects against a curious server only."""
 
     @model_validator(mode="after")
-    def _protection_has_a_budget(self) -> "SitePolicy":
+    def _require_budget(self) -> "SitePolicy":
         if self.require_privacy != "none" and self.max_epsilon is None:
             raise ValueError(
                 f"max_epsilon: missing with require_privacy {self.require_privacy!r}, which without a limit "
@@ -184,7 +184,7 @@ def load_site_config(path: Path) -> SiteConfig:
         "approvals": folder / site.approvals.expanduser(),
     }
     state_dir = (folder / site.state_dir.expanduser()).resolve()
-    tip = site.ledger_tip or user_state() / f"{sha256(str(state_dir).encode()).hexdigest()[:32]}.tip"
+    tip = site.ledger_tip or find_user_state() / f"{sha256(str(state_dir).encode()).hexdigest()[:32]}.tip"
     found["ledger_tip"] = tip = folder / tip.expanduser()
     if tip.resolve().is_relative_to(state_dir):
         raise ConfigError(

@@ -146,7 +146,7 @@ _HANDED_ON = "each turn hands a single site's model on"
 _IN_CLUSTERS = "clusters are formed from single sites' vectors"
 
 
-def _corrected(name: str) -> dict[str, Between | OneOf | None]:
+def _build_correction(name: str) -> dict[str, Between | OneOf | None]:
     """The setting by which a site's own half of a method's correction is ordered."""
     return {"correction.name": OneOf(values=(name,))}
 
@@ -160,9 +160,9 @@ ASKS: Mapping[str, Asks] = {
     "fednova": Asks(
         clear_uploads=("steps",), single_updates="its weights are normalised by what single sites report"
     ),
-    "scaffold": Asks(settings=_corrected("scaffold"), clear_uploads=("steps",)),
-    "feddyn": Asks(settings=_corrected("feddyn")),
-    "adabest": Asks(settings=_corrected("adabest")),
+    "scaffold": Asks(settings=_build_correction("scaffold"), clear_uploads=("steps",)),
+    "feddyn": Asks(settings=_build_correction("feddyn")),
+    "adabest": Asks(settings=_build_correction("adabest")),
     "feddisco": Asks(
         measurements=("label_counts",),
         clear_uploads=("label_counts",),
@@ -188,7 +188,7 @@ LOCAL_STEPS: Mapping[str, Mapping[str, Any]] = {
 """What a strategy needs of `learner.optimizer`: its arithmetic counts steps of plain SGD of one size."""
 
 
-def asks_of(name: str, keys: Mapping[str, Any]) -> Asks:
+def find_asks(name: str, keys: Mapping[str, Any]) -> Asks:
     """What the strategy of this name asks of sites.
 
     keys: its section of an experiment; a plug-in's asks are written there. Raises ValueError (pydantic's) if
@@ -200,7 +200,7 @@ def asks_of(name: str, keys: Mapping[str, Any]) -> Asks:
     return Asks.model_validate({**keys.get("asks", {}), "single_updates": Asks().single_updates})
 
 
-def nested(name: str, keys: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def list_nested(name: str, keys: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(name, own keys) of a strategy and of each that it wraps, from the outside in."""
     while True:
         base = keys.get("base")
@@ -227,17 +227,17 @@ HEADS_OF_A_MAP = 15
 """Heads of one map alone or of several together that `head: auto` compares."""
 
 
-def heads_compared(keys: Mapping[str, Any] | None) -> int:
+def count_compared_heads(keys: Mapping[str, Any] | None) -> int:
     """Most heads that sites compare in a round. keys: of the strategy with sums; None: there is none."""
     if keys is not None and keys.get("head") == "auto":
         return MOST_CANDIDATES
-    if keys is None or shrinkage_of(keys) != "validation":
+    if keys is None or find_shrinkage(keys) != "validation":
         return 0
     tried = GAMMAS if (keys.get("head") or "gaussian") == "gaussian" else LAMBDAS
     return len(keys.get("shrinkages") or tried)
 
 
-def uncovered(keys: Mapping[str, Any]) -> str:
+def explain_uncovered(keys: Mapping[str, Any]) -> str:
     """Why no accountant covers what this head asks of sites under privacy; "" if one does.
 
     keys: of the strategy with sums.
@@ -248,7 +248,7 @@ def uncovered(keys: Mapping[str, Any]) -> str:
             "strategy.head: found 'balanced_ridge' with privacy; no bound on how much one sample moves "
             "weighted sums has been worked out; allowed: gaussian, ridge"
         )
-    if shrinkage_of(keys) == "validation":
+    if find_shrinkage(keys) == "validation":
         found = "strategy.head: found 'auto'" if head == "auto" else "strategy.shrinkage: found 'validation'"
         return (
             f"{found} with privacy, where the counts of validation samples that choose would be a release "
@@ -257,13 +257,13 @@ def uncovered(keys: Mapping[str, Any]) -> str:
     return ""
 
 
-def shrinkage_of(keys: Mapping[str, Any]) -> float | str:
+def find_shrinkage(keys: Mapping[str, Any]) -> float | str:
     """The shrinkage in keys, a number or "gcv" or "validation"; the head's default if keys have none."""
     given = keys.get("shrinkage")
     return DEFAULT_SHRINKAGE[keys.get("head") or "gaussian"] if given is None else given
 
 
-def solved_by(strategy: BaseModel, bounds: BaseModel) -> str:
+def hash_solver_settings(strategy: BaseModel, bounds: BaseModel) -> str:
     """SHA-256 of the settings that turn sums into a head: an experiment's blocks `strategy` and `bounds`.
 
     A site signs it with its sums, so that an operator cannot solve them by other settings and say that the

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import AfterValidator, BaseModel, ValidationError
 
-from perennial.foundation.errors import ConfigError, nearest, shown
+from perennial.foundation.errors import ConfigError, clean_text, suggest_nearest
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -54,7 +54,7 @@ class _TooDeep(Exception):
     """Says where in the text."""
 
 
-def _mapping_without_duplicates(
+def _construct_unique_mapping(
     loader: _UniqueKeyLoader, node: yaml.MappingNode, deep: bool = False
 ) -> dict[Any, Any]:
     keys = [loader.construct_object(key, deep=True) for key, _ in node.value]  # pyright: ignore[reportUnknownMemberType]
@@ -66,7 +66,7 @@ def _mapping_without_duplicates(
     return yaml.SafeLoader.construct_mapping(loader, node, deep=deep)
 
 
-_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates)
+_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_unique_mapping)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -79,16 +79,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = data.decode("utf-8")
     except FileNotFoundError:
         siblings = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
-        raise ConfigError(f"{path}: no such file{nearest(path.name, siblings)}") from None
+        raise ConfigError(f"{path}: no such file{suggest_nearest(path.name, siblings)}") from None
     except (OSError, ValueError) as error:
         # a name with a null character is a ValueError, and so is a byte that is no UTF-8
-        raise ConfigError(f"{shown(str(path))}: cannot be read: {shown(str(error))}") from error
+        raise ConfigError(f"{clean_text(str(path))}: cannot be read: {clean_text(str(error))}") from error
     return parse_yaml(text, str(path))
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """The mapping in YAML text. where: named in errors."""
-    content = _parsed(text, where)
+    content = _parse(text, where)
     if not isinstance(content, dict):
         raise ConfigError(f"{where}: found {type(content).__name__}, allowed a mapping of keys to values")
     _require_text_keys(content, where)
@@ -105,13 +105,14 @@ def _require_text_keys(content: dict[Any, Any], where: str, inside: str = "") ->
         name = f"{inside}{key}"
         if not isinstance(key, str) and not inside.startswith("data."):
             raise ConfigError(
-                f"{where}: {inside.rstrip('.') or 'the file'}: found key {shown(repr(key))}, allowed text"
+                f"{where}: {inside.rstrip('.') or 'the file'}: found key {clean_text(repr(key))}, "
+                f"allowed text"
             )
         if isinstance(value, dict):
-            _require_text_keys(value, where, f"{shown(name)}.")
+            _require_text_keys(value, where, f"{clean_text(name)}.")
 
 
-def _parsed(text: str, where: str) -> Any:
+def _parse(text: str, where: str) -> Any:
     """The content of YAML text; its keys are text, numbers, or true and false."""
     loader = None
     try:
@@ -123,7 +124,7 @@ def _parsed(text: str, where: str) -> Any:
         return loader.construct_document(node)
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # a value that looks like a date or a number and is none is a ValueError
-        raise ConfigError(f"{where}: not valid YAML: {shown(str(error))}") from error
+        raise ConfigError(f"{where}: not valid YAML: {clean_text(str(error))}") from error
     except TypeError as error:
         raise ConfigError(f"{where}: not valid YAML: a list or mapping as a key") from error
     except _TooDeep as error:
@@ -143,23 +144,23 @@ class _Sizes:
     def of(self, node: yaml.Node, depth: int = 1) -> int:
         """Values in a node, itself included. Raises ConfigError when these, or one of them, are too much."""
         if depth > DEEPEST:
-            raise self._refusal(node, TOO_DEEP)
+            raise self._build_error(node, TOO_DEEP)
         if node not in self._known:
             self._known[node] = MOST_VALUES + 1  # stands for a node that holds itself
             number = node.tag.rpartition(":")[2] in ("int", "float", "timestamp")
             if number and isinstance(node, yaml.ScalarNode) and len(node.value) > LONGEST_NUMBER:
-                raise self._refusal(node, f"a number of more than {LONGEST_NUMBER} characters")
-            self._known[node] = 1 + sum(self.of(child, depth + 1) for child in _children(node))
+                raise self._build_error(node, f"a number of more than {LONGEST_NUMBER} characters")
+            self._known[node] = 1 + sum(self.of(child, depth + 1) for child in _list_children(node))
         size = self._known[node]
         if size > MOST_VALUES:
-            raise self._refusal(node, f"more than {MOST_VALUES} values once its aliases are put in")
+            raise self._build_error(node, f"more than {MOST_VALUES} values once its aliases are put in")
         return size
 
-    def _refusal(self, node: yaml.Node, what: str) -> ConfigError:
+    def _build_error(self, node: yaml.Node, what: str) -> ConfigError:
         return ConfigError(f"{self._where}: line {node.start_mark.line + 1}: {what}")
 
 
-def _children(node: yaml.Node) -> Iterable[yaml.Node]:
+def _list_children(node: yaml.Node) -> Iterable[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         return [part for pair in node.value for part in pair]
     return node.value if isinstance(node, yaml.SequenceNode) else []
@@ -182,7 +183,7 @@ def name_only(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
-def beside(folder: Path, where: str) -> str:
+def resolve_path(folder: Path, where: str) -> str:
     """Absolute path of `where`: from folder if it exists there, else from the working folder.
 
     Raises ConfigError for a path that no disk can have.
@@ -191,10 +192,12 @@ def beside(folder: Path, where: str) -> str:
     try:
         return str((path if path.exists() else Path.cwd() / where).resolve())
     except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"path: found {shown(repr(where))}, which cannot be one ({error!r:.80})") from error
+        raise ConfigError(
+            f"path: found {clean_text(repr(where))}, which cannot be one ({error!r:.80})"
+        ) from error
 
 
-def usable_path(path: Path) -> Path:
+def require_usable_path(path: Path) -> Path:
     """Return path. Raises ValueError when no disk can have it. A validator for settings."""
     parts = [len(os.fsencode(part)) for part in path.parts]
     if "\0" in str(path) or max(parts, default=0) > 255 or sum(parts) + len(parts) > 4_000:
@@ -204,7 +207,7 @@ def usable_path(path: Path) -> Path:
     return path
 
 
-UsablePath = Annotated[Path, AfterValidator(usable_path)]
+UsablePath = Annotated[Path, AfterValidator(require_usable_path)]
 
 
 def apply_overrides(content: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
@@ -212,12 +215,12 @@ def apply_overrides(content: dict[str, Any], overrides: list[str]) -> dict[str, 
 
     Raises ConfigError naming the first KEY=VALUE that is none.
     """
-    result = _deep_copy(content)
+    result = _copy_deeply(content)
     for override in overrides:
         key, separator, value = override.partition("=")
         if not separator or not key.strip():
             raise ConfigError(
-                f"--set {shown(repr(override))}: allowed KEY=VALUE, for instance learner.epochs=3"
+                f"--set {clean_text(repr(override))}: allowed KEY=VALUE, for instance learner.epochs=3"
             )
         node = result
         *parents, last = key.strip().split(".")
@@ -226,31 +229,31 @@ def apply_overrides(content: dict[str, Any], overrides: list[str]) -> dict[str, 
             if not isinstance(child, dict):
                 child = node[parent] = {} if child is None else {"name": child}
             node = child
-        node[last] = _parsed(value, f"--set {override!r}")
+        node[last] = _parse(value, f"--set {override!r}")
     return result
 
 
-def _deep_copy(value: Any) -> Any:
-    return {key: _deep_copy(item) for key, item in value.items()} if isinstance(value, dict) else value
+def _copy_deeply(value: Any) -> Any:
+    return {key: _copy_deeply(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _explain(model: type[BaseModel], fault: Any) -> str:
     """One sentence for one pydantic fault."""
     location = [part for part in fault["loc"] if not str(part).startswith(("function-", "lax-or", "json-or"))]
-    key = shown(".".join(str(part) for part in location)) or "the file"
+    key = clean_text(".".join(str(part) for part in location)) or "the file"
     found = fault.get("input")
     if fault["type"] == "extra_forbidden":
-        allowed = sorted(_fields_at(model, location[:-1]))
-        close = _elsewhere(model, location) or nearest(shown(str(location[-1])), allowed)
+        allowed = sorted(_list_fields(model, location[:-1]))
+        close = _suggest_block(model, location) or suggest_nearest(clean_text(str(location[-1])), allowed)
         return f"unknown key {key!r}{close}; allowed here: {', '.join(allowed)}"
     if fault["type"] == "missing":
         return f"key {key!r} is missing"
-    message = shown(fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, "), 2_000)
+    message = clean_text(fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, "), 2_000)
     if fault["type"] == "model_type":
         message = "allowed a block of keys"
     if isinstance(found, dict | BaseModel):
         return f"{key}: {message}" if location else message
-    return f"{key}: found {shown(repr(found))}; {message[0].lower()}{message[1:]}"
+    return f"{key}: found {clean_text(repr(found))}; {message[0].lower()}{message[1:]}"
 
 
 KNOWN_ELSEWHERE = {
@@ -263,19 +266,19 @@ KNOWN_ELSEWHERE = {
 """Words of other libraries for settings: word -> the key that has it here."""
 
 
-def _elsewhere(model: type[BaseModel], location: list[Any]) -> str:
+def _suggest_block(model: type[BaseModel], location: list[Any]) -> str:
     """Where a key belongs that was written a block too high, or in another library's words; '' if nowhere."""
     key = str(location[-1])
     if key in KNOWN_ELSEWHERE:
         return f" (here: {KNOWN_ELSEWHERE[key]})"
     above = ".".join(str(part) for part in location[:-1])
-    for block in sorted(_fields_at(model, location[:-1])):
-        if key in _fields_at(model, [*location[:-1], block]) - _fields_at(model, location[:-1]):
+    for block in sorted(_list_fields(model, location[:-1])):
+        if key in _list_fields(model, [*location[:-1], block]) - _list_fields(model, location[:-1]):
             return f" (it belongs to {above}.{block})".replace("to .", "to ")
     return ""
 
 
-def _fields_at(model: type[BaseModel], location: list[Any]) -> set[str]:
+def _list_fields(model: type[BaseModel], location: list[Any]) -> set[str]:
     """Names of the keys allowed at a location: follows field annotations through unions."""
     models: list[type[BaseModel]] = [model]
     for part in location:
@@ -283,14 +286,14 @@ def _fields_at(model: type[BaseModel], location: list[Any]) -> set[str]:
         for candidate in models:
             field = candidate.model_fields.get(str(part))
             if field is not None:
-                following += _models_in(field.annotation)
+                following += _find_models(field.annotation)
         models = following or models
     return {name for candidate in models for name in candidate.model_fields}
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def _find_models(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, list, tuple):
-        return [model for argument in typing.get_args(annotation) for model in _models_in(argument)]
+        return [model for argument in typing.get_args(annotation) for model in _find_models(argument)]
     return []

@@ -11,9 +11,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_
 
 from perennial.data.tasks_config import Name, Names, PartitionConfig
 from perennial.foundation.block import FiniteBlock
-from perennial.foundation.errors import nearest
+from perennial.foundation.errors import suggest_nearest
 from perennial.foundation.plain import Plain
-from perennial.foundation.plugins import is_target, known
+from perennial.foundation.plugins import is_target, list_known
 
 IMAGES = ("image_size", "color", "resize")
 FILES = ("window", "frame", "unreadable")
@@ -90,7 +90,7 @@ PLUGIN_OPTIONS = (
 """Keys that a plug-in may read from the data block."""
 
 
-def kind_of(source: str) -> SourceKind:
+def find_kind(source: str) -> SourceKind:
     """The SourceKind of a source's name; for a plug-in, one that reads by its `module:function`."""
     return SOURCES.get(source) or SourceKind(source, PLUGIN_OPTIONS)
 
@@ -121,7 +121,7 @@ DICOM_PATIENT = "PatientID"
 """data.patient of DICOM files in class folders: the element that says whose each is."""
 
 
-def patient_pattern(text: str) -> re.Pattern[str]:
+def compile_patient_pattern(text: str) -> re.Pattern[str]:
     """The regular expression that finds a patient in a file's name. Raises ValueError on a faulty one."""
     try:
         pattern = re.compile(text)
@@ -137,14 +137,14 @@ Pixels = Annotated[int, Field(gt=0, le=4_096)]
 MOST_SITES = 10_000
 
 
-def _source(name: str) -> str:
+def _check_source(name: str) -> str:
     if name not in SOURCES and not is_target(name):
-        allowed = known("source", SOURCES)
+        allowed = list_known("source", SOURCES)
         if name.lower() in get_args(DatasetName):
             raise ValueError(
                 f"allowed: {', '.join(allowed)}; for this one, torchvision with dataset: {name.lower()}"
             )
-        raise ValueError(f"allowed: {', '.join(allowed)}{nearest(name, allowed)}")
+        raise ValueError(f"allowed: {', '.join(allowed)}{suggest_nearest(name, allowed)}")
     return name
 
 
@@ -175,7 +175,7 @@ class NormaliseConfig(FiniteBlock):
     std: Constants
 
     @model_validator(mode="after")
-    def _usable(self) -> Self:
+    def _check_constants(self) -> Self:
         spread = list(self.std.values()) if isinstance(self.std, dict) else np.atleast_1d(self.std).tolist()
         if min(spread, default=0) <= 0:
             raise ValueError(f"std must be positive; found {self.std}")
@@ -196,7 +196,7 @@ class AugmentationConfig(FiniteBlock):
         return self.crop_padding > 0 or self.flip
 
 
-def _without_number(found: object) -> object:
+def _extract_action(found: object) -> object:
     """The action alone of {action, at_most}, as earlier releases wrote it, where at_most has its default."""
     if isinstance(found, dict) and found.keys() <= {"action", "at_most"}:
         if found.get("at_most", MOST_UNREADABLE) != MOST_UNREADABLE:
@@ -205,11 +205,11 @@ def _without_number(found: object) -> object:
     return found
 
 
-Unreadable = Annotated[Literal["refuse", "skip"], BeforeValidator(_without_number)]
+Unreadable = Annotated[Literal["refuse", "skip"], BeforeValidator(_extract_action)]
 MOST_UNREADABLE = 0.05
 
 
-def left_out(rule: Literal["refuse", "skip"], unreadable: int, of: int, what: str) -> str | None:
+def describe_skipped(rule: Literal["refuse", "skip"], unreadable: int, of: int, what: str) -> str | None:
     """A note that says how many of `of` files or rows were skipped; None if they must be refused.
 
     One may always be skipped, and of many MOST_UNREADABLE. what: they are, for the note.
@@ -219,13 +219,13 @@ def left_out(rule: Literal["refuse", "skip"], unreadable: int, of: int, what: st
     return f"{what} cannot be read: {unreadable} of {of}"
 
 
-def _rising(window: tuple[float, float]) -> tuple[float, float]:
+def _check_window(window: tuple[float, float]) -> tuple[float, float]:
     if window[0] >= window[1]:
         raise ValueError(f"the value that becomes black must be below that of white; found {list(window)}")
     return window
 
 
-Window = Literal["file", "full"] | Annotated[tuple[float, float], AfterValidator(_rising)]
+Window = Literal["file", "full"] | Annotated[tuple[float, float], AfterValidator(_check_window)]
 ColumnKind = Literal["numeric", "category", "date", "ignore"]
 
 
@@ -270,7 +270,7 @@ class DataConfig(FiniteBlock):
         samples (on average), or a share between 0 and 1.
     """
 
-    source: Annotated[str, AfterValidator(_source)]
+    source: Annotated[str, AfterValidator(_check_source)]
     path: str | None = None
     dataset: DatasetName | None = None
     download: bool = False
@@ -315,7 +315,7 @@ class DataConfig(FiniteBlock):
     @property
     def kind(self) -> SourceKind:
         """How this kind of source is read, and which keys it takes."""
-        return kind_of(self.source)
+        return find_kind(self.source)
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -323,7 +323,7 @@ class DataConfig(FiniteBlock):
         return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
 
     @model_validator(mode="after")
-    def _options_fit_the_source(self) -> Self:
+    def _check_options(self) -> Self:
         for key in _OPTIONS:
             if self.is_set(key) and key not in self.kind.options:
                 sources = [name for name, kind in SOURCES.items() if key in kind.options]
@@ -346,7 +346,7 @@ class DataConfig(FiniteBlock):
         return self
 
     @model_validator(mode="after")
-    def _columns_are_features(self) -> Self:
+    def _check_columns(self) -> Self:
         if self.columns is not None and self.column_kinds:
             raise ValueError(
                 "columns lists every feature and what it is; column_kinds is for data without it"
@@ -358,10 +358,10 @@ class DataConfig(FiniteBlock):
         return self
 
     @model_validator(mode="after")
-    def _patient_is_found_by_a_pattern(self) -> Self:
+    def _check_patient(self) -> Self:
         in_names = self.source == "folder" and self.patient is not None and self.path is not None
         if in_names and self.patient != DICOM_PATIENT and not str(self.path).lower().endswith(".csv"):
-            patient_pattern(str(self.patient))
+            compile_patient_pattern(str(self.patient))
         if self.patient is not None and {"patient"} & self.arrays.keys():
             raise ValueError("patient and arrays.patient both name the array; give one")
         return self
@@ -379,7 +379,7 @@ class DataConfig(FiniteBlock):
         return tuple(f"site-{index}" for index in range(self.sites))
 
     @model_validator(mode="after")
-    def _partition_fits(self) -> Self:
+    def _check_partition(self) -> Self:
         kind = self.partition.kind
         if kind == "natural" and self.kind.own_sites == "never":
             raise ValueError(f"partition.kind 'natural': source {self.source!r} has no sites of its own")

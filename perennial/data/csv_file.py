@@ -65,7 +65,7 @@ class CsvFile:
         """File and line of a row, for errors."""
         return f"{self.path}, line {self.lines[row]}"
 
-    def cleaned(self, units: Mapping[str, str], limits: Sequence[str]) -> "CsvFile":
+    def clean(self, units: Mapping[str, str], limits: Sequence[str]) -> "CsvFile":
         """The same with bare numbers where a column's numbers have this unit, or stand behind < or >."""
         columns = dict(self.columns)
         for name in {*units, *limits} & columns.keys():
@@ -95,8 +95,8 @@ def read_csv(
     Raises DataError naming the file and line where it is no table.
     """
     if path.suffix.lower() in FRAMES:
-        return _of_frame(path).cleaned(units or {}, limits)
-    text, notes = _decoded(path)
+        return _of_frame(path).clean(units or {}, limits)
+    text, notes = _read_text(path)
     separator = max(SEPARATORS, key=io.StringIO(text, newline="").readline().count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
     try:
@@ -104,17 +104,17 @@ def read_csv(
         numbered = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
         raise DataError(f"{path}: not a CSV file in UTF-8 ({error})") from error
-    names, numbered = _without_empty_end(names, numbered)
+    names, numbered = _drop_empty_columns(names, numbered)
     lines = _require_rows(path, names, numbered)
     columns = {
         # not as wide as the longest text: one long cell would make every row take its width
         name: np.strings.strip(np.array(values, dtype=np.dtypes.StringDType()))
         for name, values in zip(names, zip(*(row for _, row in numbered), strict=True), strict=True)
     }
-    found = decimal or (_decimal(columns) if separator != "," else ".")
+    found = decimal or (_detect_decimal(columns) if separator != "," else ".")
     if found == "," and decimal is None:
         notes = (*notes, f"{path}: numbers have a decimal comma; otherwise set data.decimal to '.'")
-    return CsvFile(path, columns, lines, found, notes, separator).cleaned(units or {}, limits)
+    return CsvFile(path, columns, lines, found, notes, separator).clean(units or {}, limits)
 
 
 def require_rows_apart(path: Path, decimal: Decimal | None) -> None:
@@ -128,7 +128,7 @@ def require_rows_apart(path: Path, decimal: Decimal | None) -> None:
         raise DataError(
             f"{path}: {alone}: in {path.suffix} the types of columns follow from all; save it as CSV"
         )
-    text, notes = _decoded(path)
+    text, notes = _read_text(path)
     if notes:
         raise DataError(f"{path}: not in UTF-8, and {alone}; save it as UTF-8")
     lines = io.StringIO(text, newline="")
@@ -164,7 +164,7 @@ def _of_frame(path: Path) -> CsvFile:
     return CsvFile(path, columns, lines)
 
 
-def odd_numbers(texts: np.ndarray) -> tuple[str, bool]:
+def find_odd_numbers(texts: np.ndarray) -> tuple[str, bool]:
     """(the unit behind the numbers of a column's cells or '', whether some stand behind < or >).
 
     ('', False) where the cells are mostly no numbers, or have several units.
@@ -179,7 +179,7 @@ def odd_numbers(texts: np.ndarray) -> tuple[str, bool]:
     return next(iter(units), ""), any(match["limit"] for match in matches if match)
 
 
-def _decoded(path: Path) -> tuple[str, tuple[str, ...]]:
+def _read_text(path: Path) -> tuple[str, tuple[str, ...]]:
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -205,7 +205,7 @@ def _decoded(path: Path) -> tuple[str, tuple[str, ...]]:
     return text, notes
 
 
-def _without_empty_end(
+def _drop_empty_columns(
     names: list[str], numbered: list[tuple[int, list[str]]]
 ) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Without columns at the end that have neither a name nor a cell, as spreadsheets leave them."""
@@ -235,7 +235,7 @@ def _require_rows(path: Path, names: Sequence[str], numbered: Sequence[tuple[int
     return [line for line, _ in numbered]
 
 
-def _decimal(columns: dict[str, np.ndarray]) -> Decimal:
+def _detect_decimal(columns: dict[str, np.ndarray]) -> Decimal:
     for values in columns.values():
         for text in np.unique(values[np.strings.find(values, ",") >= 0]).tolist():
             match = _ODD_NUMBER.fullmatch(text)
@@ -244,7 +244,7 @@ def _decimal(columns: dict[str, np.ndarray]) -> Decimal:
     return "."
 
 
-def other_decimal(texts: np.ndarray, decimal: Decimal) -> bool:
+def has_other_decimal(texts: np.ndarray, decimal: Decimal) -> bool:
     """Whether all texts, (N,), are numbers, some of which cannot be read for sure with the file's sign."""
     number, unsure = (_COMMA_NUMBER,) * 2 if decimal == "." else (_POINT_NUMBER, _THOUSANDS)
     found = np.unique(texts).tolist()
@@ -253,7 +253,7 @@ def other_decimal(texts: np.ndarray, decimal: Decimal) -> bool:
     )
 
 
-def with_points(texts: np.ndarray, decimal: Decimal) -> np.ndarray:
+def normalise_decimals(texts: np.ndarray, decimal: Decimal) -> np.ndarray:
     """(N,) texts in which numbers have a decimal point and no points between thousands.
 
     decimal: the sign that they have now; among commas, a point that cannot stand between thousands is one

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from perennial.foundation.errors import DataError, shown
+from perennial.foundation.errors import DataError, clean_text
 
 _TAKEN = (
     "a torchvision-style dataset, a TensorDataset, a Hugging Face Dataset, a list of (image, label), or "
@@ -15,7 +15,7 @@ _LABELS, _SAMPLES = ("label", "labels", "target", "class", "y"), ("image", "img"
 """Names of columns of a Hugging Face Dataset, tried in this order."""
 
 
-def arrays_of(dataset: Any) -> dict[str, Any]:
+def extract_arrays(dataset: Any) -> dict[str, Any]:
     """x, y and, where the dataset names them, classes.
 
     Args:
@@ -30,7 +30,7 @@ def arrays_of(dataset: Any) -> dict[str, Any]:
     if isinstance(tensors, tuple):
         if len(tensors) != 2:
             raise DataError(f"Source.of: found a TensorDataset of {len(tensors)} tensors, allowed 2: x and y")
-        return {"x": _pixels(_array(tensors[0])), "y": _array(tensors[1])}
+        return {"x": _restore_pixels(_to_array(tensors[0])), "y": _to_array(tensors[1])}
     if hasattr(dataset, "column_names") and hasattr(dataset, "features"):
         return _of_columns(dataset)
     if (
@@ -39,19 +39,19 @@ def arrays_of(dataset: Any) -> dict[str, Any]:
         or not hasattr(dataset, "__len__")
     ):
         raise DataError(
-            f"Source.of: found {type(dataset).__name__} {shown(repr(dataset), 60)}, allowed {_TAKEN}"
+            f"Source.of: found {type(dataset).__name__} {clean_text(repr(dataset), 60)}, allowed {_TAKEN}"
         )
     samples, labels = [], []
     for place in range(len(dataset)):
         item = dataset[place]
         if not isinstance(item, Sequence) or isinstance(item, str) or len(item) != 2:
             raise DataError(
-                f"Source.of: item {place} is {type(item).__name__} {shown(repr(item), 60)}, allowed a pair "
-                f"(sample, label); taken are {_TAKEN}"
+                f"Source.of: item {place} is {type(item).__name__} {clean_text(repr(item), 60)}, "
+                f"allowed a pair (sample, label); taken are {_TAKEN}"
             )
         samples.append(item[0])
         labels.append(item[1])
-    return _joined(samples, labels, getattr(dataset, "classes", None))
+    return _combine_samples(samples, labels, getattr(dataset, "classes", None))
 
 
 def _of_columns(dataset: Any) -> dict[str, Any]:
@@ -66,13 +66,13 @@ def _of_columns(dataset: Any) -> dict[str, Any]:
             "rename_column gives them these names"
         )
     names = getattr(dataset.features[label], "names", None)
-    return _joined([*dataset[sample]], [*dataset[label]], names)
+    return _combine_samples([*dataset[sample]], [*dataset[label]], names)
 
 
-def _joined(samples: list[Any], labels: list[Any], classes: Iterable[Any] | None) -> dict[str, Any]:
+def _combine_samples(samples: list[Any], labels: list[Any], classes: Iterable[Any] | None) -> dict[str, Any]:
     if not samples:
         raise DataError("Source.of: found a dataset without samples, allowed one sample or more")
-    arrays = [_array(sample) for sample in samples]
+    arrays = [_to_array(sample) for sample in samples]
     for place, array in enumerate(arrays):
         if array.shape != arrays[0].shape:
             raise DataError(
@@ -82,24 +82,24 @@ def _joined(samples: list[Any], labels: list[Any], classes: Iterable[Any] | None
     y = np.asarray([label.item() if hasattr(label, "item") else label for label in labels])
     if y.ndim != 1:
         raise DataError(f"Source.of: labels have shape {y.shape}, allowed one number or name for each sample")
-    found: dict[str, Any] = {"x": _pixels(np.stack(arrays)), "y": y}
+    found: dict[str, Any] = {"x": _restore_pixels(np.stack(arrays)), "y": y}
     if classes is not None and y.dtype.kind in "iu":
         found["classes"] = [str(name) for name in classes]
     return found
 
 
-def _array(value: Any) -> np.ndarray:
+def _to_array(value: Any) -> np.ndarray:
     """A PIL image, tensor or array as an array."""
     array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     if array.dtype == object or array.dtype.kind in "USO":
         raise DataError(
-            f"Source.of: a sample is {type(value).__name__} {shown(repr(value), 60)}, allowed a PIL image, "
-            "an array or a tensor of numbers"
+            f"Source.of: a sample is {type(value).__name__} {clean_text(repr(value), 60)}, allowed a "
+            f"PIL image, an array or a tensor of numbers"
         )
     return array
 
 
-def _pixels(x: np.ndarray) -> np.ndarray:
+def _restore_pixels(x: np.ndarray) -> np.ndarray:
     """Images as 8-bit pixels again, where they are these divided by 255, as ToTensor makes them."""
     if x.ndim < 3 or x.dtype == np.uint8:
         return x

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from perennial.data.config import DataConfig
 from perennial.data.csv_file import require_rows_apart
-from perennial.data.labels import without_samples
-from perennial.data.samples import Samples, constants, fill_missing, joined
+from perennial.data.labels import list_empty_classes
+from perennial.data.samples import Samples, choose_constants, fill_missing, join_samples
 from perennial.data.site import SiteData
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash, record_contents
-from perennial.data.table import table_constants, table_fill
-from perennial.data.table_columns import feature_count
+from perennial.data.table import build_table_constants, build_table_fill
+from perennial.data.table_columns import count_features
 from perennial.data.tasks_config import PartitionConfig
-from perennial.foundation.errors import ConfigError, DataError, nearest
+from perennial.foundation.errors import ConfigError, DataError, suggest_nearest
 
 SITE_KEYS = (
     "source",
@@ -39,7 +39,7 @@ SITE_MAY = ("missing", "decimal", "units", "limits", "window", "frame", "unreada
 """What a site may say, and else takes from the experiment."""
 
 
-def site_config(experiment: DataConfig, site: DataConfig) -> DataConfig:
+def merge_site_config(experiment: DataConfig, site: DataConfig) -> DataConfig:
     """The data block of one site: how its data is read as the site says, the rest as the experiment says.
 
     Raises ConfigError if the site's block sets what the experiment decides, or if the two do not fit.
@@ -95,15 +95,15 @@ def load_site(
             "data.imputation: found 'median', which no site alone can know for all; give a number for each "
             "column, or mean, which takes data.normalise"
         )
-    held = [_rows_of(source.train, site_name)]
+    held = [_select_rows(source.train, site_name)]
     train = source.train.pick(held[0]) if source.train.site is not None else source.train
     if len(train) == 0:
         raise DataError(f"site {site_name!r}: no sample in {config.path}")
     parts = [train]
     if source.test is not None:
-        held.append(_rows_of(source.test, site_name))
+        held.append(_select_rows(source.test, site_name))
         parts.append(source.test.pick(held[1]) if source.test.site is not None else source.test)
-    everything = joined(*parts) if len(parts) > 1 else train
+    everything = join_samples(*parts) if len(parts) > 1 else train
     x, y = everything.x, everything.y
     keyed = KeyedHash(key, everything.split_groups())
     contents = record_contents(x, source.columns)
@@ -116,7 +116,7 @@ def load_site(
     validation, rest = keyed.hold_out(rest, config.validation_fraction, "validation")
     calibration, rest = keyed.hold_out(rest, config.calibration_fraction, "calibration")
     notes = list(source.notes)
-    absent = without_samples(y.numpy(), registry)
+    absent = list_empty_classes(y.numpy(), registry)
     if absent:
         notes.append(f"site {site_name!r} holds no sample of {', '.join(absent)}")
     for part, places, wanted in (
@@ -124,7 +124,7 @@ def load_site(
         ("validation", validation, config.validation_fraction > 0),
         ("test", test, config.test_fraction > 0),
     ):
-        lacking = [name for name in without_samples(y.numpy()[places], registry) if name not in absent]
+        lacking = [name for name in list_empty_classes(y.numpy()[places], registry) if name not in absent]
         if wanted and lacking:
             notes.append(
                 f"site {site_name!r} has no {part} sample of {', '.join(lacking)}: a hash of each record "
@@ -159,38 +159,38 @@ def load_site(
     )
 
 
-def declared_input_shape(config: DataConfig) -> tuple[int, ...]:
+def derive_input_shape(config: DataConfig) -> tuple[int, ...]:
     """(C, H, W) or (D,) of the inputs by an experiment's keys alone. Raises ConfigError for a missing key."""
     if config.source == "csv":
         if config.columns is None:
             raise ConfigError(
                 "data.columns: missing; an experiment without data of its own must list the features"
             )
-        return (feature_count(config.columns),)
+        return (count_features(config.columns),)
     if config.size is None:
         raise ConfigError("data.image_size: missing; an experiment without data of its own must say it")
     return (1 if config.color == "gray" else 3, *config.size)
 
 
-def declared_constants(config: DataConfig) -> tuple[Tensor, Tensor]:
+def derive_constants(config: DataConfig) -> tuple[Tensor, Tensor]:
     """(mean, std) of (x - mean) / std, by an experiment's own keys without any data, equal at all sites."""
     if config.source == "csv":
-        return table_constants(config, config.columns or {})
-    channels, *_ = declared_input_shape(config)
-    return constants(config.normalise, torch.empty((0, channels), dtype=torch.uint8))
+        return build_table_constants(config, config.columns or {})
+    channels, *_ = derive_input_shape(config)
+    return choose_constants(config.normalise, torch.empty((0, channels), dtype=torch.uint8))
 
 
-def declared_fill(config: DataConfig) -> Tensor | None:
+def derive_fill(config: DataConfig) -> Tensor | None:
     """(D,) values for missing numbers, by the experiment's keys alone; None: the mean, or no table."""
-    return table_fill(config, config.columns or {}) if config.source == "csv" else None
+    return build_table_fill(config, config.columns or {}) if config.source == "csv" else None
 
 
-def _rows_of(samples: Samples, site_name: str) -> Tensor:
+def _select_rows(samples: Samples, site_name: str) -> Tensor:
     """(n,) int64: the rows that the data says this site holds; all where it names nobody."""
     if samples.site is None:
         return torch.arange(len(samples))
     if site_name not in samples.site_names:
-        hint = nearest(site_name, samples.site_names)
+        hint = suggest_nearest(site_name, samples.site_names)
         raise DataError(
             f"site {site_name!r}: the data names other sites only{hint}: {', '.join(samples.site_names)}"
         )

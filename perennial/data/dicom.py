@@ -51,8 +51,8 @@ def read_dicom(path: Path, window: Window | None, frame: Any) -> np.ndarray:
     frame: which one of several; without it such a file is refused.
     Raises ValueError saying what cannot be used, and ConfigError without the extra `dicom`.
     """
-    with _opened(path, TAGS) as dataset:
-        return _pixels(dataset, window, frame)
+    with _open_dicom(path, TAGS) as dataset:
+        return _read_pixels(dataset, window, frame)
 
 
 def read_patient(path: Path) -> str:
@@ -61,7 +61,7 @@ def read_patient(path: Path) -> str:
     Raises DataError naming the file where it has none, and ConfigError without the extra `dicom`.
     """
     try:
-        with _opened(path, (PATIENT,), before_pixels=True) as dataset:
+        with _open_dicom(path, (PATIENT,), before_pixels=True) as dataset:
             found = str(dataset.get(PATIENT) or "").strip()
     except ValueError as error:
         raise DataError(f"{path}: data.patient: {PATIENT}: {error}") from None
@@ -78,20 +78,20 @@ def read_shape(path: Path) -> tuple[tuple[int, int], bool]:
 
     Raises ValueError where they cannot be read, and ConfigError without the extra `dicom`.
     """
-    with _opened(path, TAGS, before_pixels=True) as dataset:
+    with _open_dicom(path, TAGS, before_pixels=True) as dataset:
         size = int(dataset.get("Columns") or 0), int(dataset.get("Rows") or 0)
         if not all(size):
             raise ValueError("does not say how many rows and columns it has")
         grey = str(dataset.get("PhotometricInterpretation", "MONOCHROME2")).startswith("MONOCHROME")
         try:
-            seen = not grey or _window(dataset, None) is not None
+            seen = not grey or _choose_window(dataset, None) is not None
         except ValueError:
             seen = False
         return size, seen
 
 
 @contextmanager
-def _opened(path: Path, tags: Sequence[str], *, before_pixels: bool = False) -> Iterator["Dataset"]:
+def _open_dicom(path: Path, tags: Sequence[str], *, before_pixels: bool = False) -> Iterator["Dataset"]:
     """These elements of a file, while nothing that pydicom warns of is told: its warnings quote elements."""
     try:
         import pydicom
@@ -110,27 +110,27 @@ def _opened(path: Path, tags: Sequence[str], *, before_pixels: bool = False) -> 
         yield dataset
 
 
-def _pixels(dataset: "Dataset", window: Window | None, frame: Any) -> np.ndarray:
+def _read_pixels(dataset: "Dataset", window: Window | None, frame: Any) -> np.ndarray:
     from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 
     if not any(key in dataset for key in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
         raise ValueError("holds no image")
     kind = str(dataset.get("PhotometricInterpretation", "MONOCHROME2"))
     frames = int(dataset.get("NumberOfFrames") or 1)
-    index = chosen_frame(frame, frames) if frames > 1 else 0
-    values = _decoded(dataset, index)
+    index = choose_frame(frame, frames) if frames > 1 else 0
+    values = _decode_frame(dataset, index)
     if kind == "PALETTE COLOR":
         colours = apply_color_lut(values, dataset)
-        return eight_bits(colours, "full", (0.0, 255.0 if colours.dtype == np.uint8 else 65535.0))
+        return scale_to_uint8(colours, "full", (0.0, 255.0 if colours.dtype == np.uint8 else 65535.0))
     if values.ndim == 3:
         whole = (0.0, float(2 ** int(dataset.BitsStored) - 1))
-        return values if values.dtype == np.uint8 else eight_bits(values, "full", whole)
+        return values if values.dtype == np.uint8 else scale_to_uint8(values, "full", whole)
     values = apply_modality_lut(values, dataset)
-    grey = eight_bits(values, _window(dataset, window), _whole(dataset))
+    grey = scale_to_uint8(values, _choose_window(dataset, window), _compute_range(dataset))
     return 255 - grey if kind == "MONOCHROME1" else grey
 
 
-def _whole(dataset: "Dataset") -> tuple[float, float]:
+def _compute_range(dataset: "Dataset") -> tuple[float, float]:
     """The values that the stored bits can have, as the modality means them."""
     bits, signed = int(dataset.get("BitsStored", 16)), int(dataset.get("PixelRepresentation", 0))
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
@@ -139,14 +139,14 @@ def _whole(dataset: "Dataset") -> tuple[float, float]:
     return ends[0], ends[1]
 
 
-def _window(dataset: "Dataset", window: Window | None) -> Window:
+def _choose_window(dataset: "Dataset", window: Window | None) -> Window:
     """The window of the settings, or the first of the file's own; 8-bit images without one are taken whole.
 
     The linear function of DICOM (PS3.3, C.11.2.1.2): width - 1 values from black to white.
     """
     if window not in (None, "file"):
         return window
-    center, width = (_first(dataset.get(key)) for key in ("WindowCenter", "WindowWidth"))
+    center, width = (_take_first(dataset.get(key)) for key in ("WindowCenter", "WindowWidth"))
     if center is not None and width is not None and width > 1:
         if str(dataset.get("VOILUTFunction", "LINEAR")) == "LINEAR_EXACT":
             return center - width / 2, center + width / 2
@@ -159,13 +159,13 @@ def _window(dataset: "Dataset", window: Window | None) -> Window:
     )
 
 
-def _first(value: Any) -> float | None:
+def _take_first(value: Any) -> float | None:
     if value is None or value == "":
         return None
     return float(value[0] if hasattr(value, "__len__") and not isinstance(value, str) else value)
 
 
-def _decoded(dataset: "Dataset", index: int) -> np.ndarray:
+def _decode_frame(dataset: "Dataset", index: int) -> np.ndarray:
     """The pixels of one frame, decompressed; colours are RGB. Raises ValueError saying why they cannot be."""
     from pydicom.pixels.decoders.base import get_decoder
     from pydicom.pixels.utils import pixel_array
@@ -174,7 +174,7 @@ def _decoded(dataset: "Dataset", index: int) -> np.ndarray:
     if syntax is None:
         raise ValueError("does not say how its pixels are written (no transfer syntax)")
     if not syntax.is_encapsulated:
-        return _array(lambda: pixel_array(dataset, index=index), "its pixels cannot be read")
+        return _read_array(lambda: pixel_array(dataset, index=index), "its pixels cannot be read")
     name = f"its pixels are compressed as {syntax.name} ({syntax})"
     try:
         available = get_decoder(syntax).available_plugins
@@ -190,17 +190,17 @@ def _decoded(dataset: "Dataset", index: int) -> np.ndarray:
         with suppress(Exception):
             return pixel_array(dataset, index=index, decoding_plugin=plugin)
     remedy = "damaged" if set(available) - {*DECODERS} else f"damaged, or wants another decoder: {COMPRESSED}"
-    return _array(lambda: pixel_array(dataset, index=index, decoding_plugin=last), f"{name}; {remedy}")
+    return _read_array(lambda: pixel_array(dataset, index=index, decoding_plugin=last), f"{name}; {remedy}")
 
 
-def _array(read: Callable[[], np.ndarray], otherwise: str) -> np.ndarray:
+def _read_array(read: Callable[[], np.ndarray], otherwise: str) -> np.ndarray:
     try:
         return read()
     except Exception as error:
         raise ValueError(f"{otherwise} ({type(error).__name__})") from None
 
 
-def full_range(dtype: np.dtype) -> tuple[float, float] | None:
+def find_full_range(dtype: np.dtype) -> tuple[float, float] | None:
     """(least, greatest) value of an integer type; None for floats, which have no full range."""
     if dtype.kind not in "iu":
         return None
@@ -208,7 +208,9 @@ def full_range(dtype: np.dtype) -> tuple[float, float] | None:
     return float(limits.min), float(limits.max)
 
 
-def eight_bits(values: np.ndarray, window: Window | None, whole: tuple[float, float] | None) -> np.ndarray:
+def scale_to_uint8(
+    values: np.ndarray, window: Window | None, whole: tuple[float, float] | None
+) -> np.ndarray:
     """uint8 of the same shape: linear from the window's first value, 0, to its second, 255.
 
     window: as in DataConfig, from the experiment or the site and never from the pixels, so that one grey
@@ -231,7 +233,7 @@ def eight_bits(values: np.ndarray, window: Window | None, whole: tuple[float, fl
     return np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
 
 
-def chosen_frame(frame: Literal["first", "middle", "last"] | int | None, count: int) -> int:
+def choose_frame(frame: Literal["first", "middle", "last"] | int | None, count: int) -> int:
     """Index of the frame that becomes the image. count: frames in the file.
 
     Raises ValueError if frame is None, or the file does not have this frame.

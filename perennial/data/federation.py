@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from perennial.data.config import DataConfig
-from perennial.data.labels import without_samples
-from perennial.data.partition import partition, share_out
-from perennial.data.samples import Source, Stored, fill_missing, joined, stored_as
+from perennial.data.labels import list_empty_classes
+from perennial.data.partition import partition_samples, share_out
+from perennial.data.samples import Source, Stored, fill_missing, find_stored_type, join_samples
 from perennial.data.schedule import Registry, TaskSchedule, build_registry
 from perennial.data.site import SiteData
 from perennial.data.sources import load
-from perennial.data.splits import KeyedHash, simulation_key
+from perennial.data.splits import KeyedHash, derive_simulation_key
 from perennial.data.tasks_config import TasksConfig
-from perennial.foundation.errors import ConfigError, DataError, nearest
+from perennial.foundation.errors import ConfigError, DataError, suggest_nearest
 from perennial.foundation.names import SITE_NAME_RULE, is_site_name
 
 
@@ -75,7 +75,7 @@ class SimulatedFederation:
         """The data of one site. Raises ConfigError when there is no site of this name."""
         if name not in self.sites:
             raise ConfigError(
-                f"no site {name!r} in the data{nearest(name, self.sites)}; it has {len(self.sites)}"
+                f"no site {name!r} in the data{suggest_nearest(name, self.sites)}; it has {len(self.sites)}"
             )
         return self.sites[name]
 
@@ -95,7 +95,7 @@ def build(
     """
     source = load(config, seed) if source is None else source
     registry = build_registry(source.classes, tasks, seed, earlier)
-    return _Builder(config, source, registry, seed, tasks.learnt).federation()
+    return _Builder(config, source, registry, seed, tasks.learnt).build_federation()
 
 
 class _Builder:
@@ -107,31 +107,31 @@ class _Builder:
         self.notes = list(source.notes)
         self.natural = config.partition.kind == "natural"
         self.official = source.test is not None
-        everything = source.train if source.test is None else joined(source.train, source.test)
+        everything = source.train if source.test is None else join_samples(source.train, source.test)
         self.x = everything.x
         position = {name: index for index, name in enumerate(registry.classes)}
         internal = torch.tensor([position[name] for name in source.classes])
         self.y = internal[everything.y]
         self.labels = self.y.numpy()
-        self.keyed = KeyedHash(simulation_key(seed), everything.split_groups())
+        self.keyed = KeyedHash(derive_simulation_key(seed), everything.split_groups())
         self.subgroup, self.places = everything.subgroup, everything.keys
         self.site_of = None if everything.site is None else everything.site.numpy()
-        self.names = self._site_names()
+        self.names = self._list_site_names()
 
-    def federation(self) -> SimulatedFederation:
-        train, test = self._capped(*self._train_and_test())
+    def build_federation(self) -> SimulatedFederation:
+        train, test = self._cap_parts(*self._train_and_test())
         self._require_classes()
-        shares = self._shares(train)
+        shares = self._divide_train(train)
         tests = self._test_shares(shares, test)
-        mean, std, fill = self._standardised(train)
+        mean, std, fill = self._estimate_constants(train)
         none = np.empty(0, dtype=np.int64)
         frame = SiteData(
             "test",
             self.x,
             self.y,
-            train=_index(none),
-            validation=_index(none),
-            test=_index(test),
+            train=_to_tensor(none),
+            validation=_to_tensor(none),
+            test=_to_tensor(test),
             mean=mean,
             std=std,
             keyed=self.keyed,
@@ -154,10 +154,10 @@ class _Builder:
             sites[name] = replace(
                 frame,
                 name=name,
-                train=_index(rest),
-                validation=_index(validation),
-                calibration=_index(calibration),
-                test=_index(test_share),
+                train=_to_tensor(rest),
+                validation=_to_tensor(validation),
+                calibration=_to_tensor(calibration),
+                test=_to_tensor(test_share),
             )
         self._name_what_is_lacking(sites, test)
         return SimulatedFederation(
@@ -167,20 +167,20 @@ class _Builder:
             mean,
             std,
             tuple(self.x.shape[1:]),
-            stored_as(self.x),
+            find_stored_type(self.x),
             self.source.columns,
             tuple(self.notes),
-            self._estimates(),
+            self._has_unknowns(),
             fill,
             self.natural,
         )
 
-    def _estimates(self) -> bool:
+    def _has_unknowns(self) -> bool:
         source = self.source
         unknown = source.mean.isnan().any() or (source.fill is not None and source.fill.isnan().any())
         return bool(unknown) or (source.columns is not None and self.config.columns is None)
 
-    def _site_names(self) -> tuple[str, ...]:
+    def _list_site_names(self) -> tuple[str, ...]:
         if self.natural:
             found = self.source.train.site_names
             if self.source.train.site is None:
@@ -211,7 +211,7 @@ class _Builder:
         test, train = self.keyed.hold_out(rows, self.config.test_fraction, "test")
         return train, test
 
-    def _capped(self, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _cap_parts(self, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if self.config.samples_limit is not None:
             train = self.keyed.cap(train, self.config.samples_limit, "samples-limit")
         if self.config.test_limit is not None:
@@ -220,7 +220,7 @@ class _Builder:
 
     def _require_classes(self) -> None:
         """Raises DataError on a class that nobody can learn because the data has no sample of it."""
-        absent = self._absent(np.arange(len(self.source.train)))
+        absent = self._list_absent(np.arange(len(self.source.train)))
         # classes that a run learnt before it was continued are learnt
         absent = [name for name in absent if name not in self.registry.classes[: self.known]]
         if absent:
@@ -242,18 +242,18 @@ class _Builder:
             ("validation", validated, self.config.validation_fraction > 0),
             ("test", test, self.official or self.config.test_fraction > 0),
         ):
-            if wanted and (absent := self._absent(rows)):
+            if wanted and (absent := self._list_absent(rows)):
                 self.notes.append(
                     f"no {part} sample of {', '.join(map(repr, absent))}: a hash of each record decides, "
                     "whatever its class"
                 )
 
-    def _absent(self, rows: np.ndarray) -> list[str]:
-        return without_samples(self.labels[rows], self.registry.classes)
+    def _list_absent(self, rows: np.ndarray) -> list[str]:
+        return list_empty_classes(self.labels[rows], self.registry.classes)
 
-    def _shares(self, train: np.ndarray) -> list[np.ndarray]:
+    def _divide_train(self, train: np.ndarray) -> list[np.ndarray]:
         """Training rows of each site."""
-        divided = partition(
+        divided = partition_samples(
             self.config.partition,
             self.labels[train],
             len(self.names),
@@ -261,7 +261,7 @@ class _Builder:
             self.registry.schedule.boundaries,
             names=self.registry.classes,
             site_of=self.site_of[train] if self.natural and self.site_of is not None else None,
-            patients=self._patients(train),
+            patients=self._number_patients(train),
         )
         self.notes += divided.notes
         return [train[indices] for indices in divided.indices]
@@ -272,32 +272,32 @@ class _Builder:
         classes = len(self.registry.classes)
         held = np.stack([np.bincount(self.labels[share], minlength=classes) for share in shares], axis=1)
         return share_out(
-            self.labels[test], test, held, self.registry.classes, self.seed, self._patients(test)
+            self.labels[test], test, held, self.registry.classes, self.seed, self._number_patients(test)
         )
 
-    def _patients(self, rows: np.ndarray) -> np.ndarray | None:
+    def _number_patients(self, rows: np.ndarray) -> np.ndarray | None:
         """(n,) int64 whose each row is; None where the data names no patients."""
         if not self.source.train.patients:
             return None
-        return self.keyed.numbered(torch.from_numpy(rows)).numpy()
+        return self.keyed.number_groups(torch.from_numpy(rows)).numpy()
 
-    def _standardised(self, train: np.ndarray) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _estimate_constants(self, train: np.ndarray) -> tuple[Tensor, Tensor, Tensor | None]:
         """Constants, those that nobody has said taken from the training rows; fills missing numbers in x."""
         mean, std = self.source.mean.clone(), self.source.std.clone()
         unknown = mean.isnan()
         if unknown.any():
-            values = self.x[_index(train)].transpose(0, 1).flatten(1)[unknown].double()
+            values = self.x[_to_tensor(train)].transpose(0, 1).flatten(1)[unknown].double()
             center = values.nanmean(dim=1).nan_to_num(0.0)
             spread = (values - center[:, None]).square().nanmean(dim=1).sqrt().nan_to_num(0.0)
             mean[unknown] = center.float()
             std[unknown] = torch.where(spread > 0, spread, torch.ones_like(spread)).float()
         fill = None if self.source.fill is None else self.source.fill.clone()
         if fill is not None and (unknown := fill.isnan()).any():
-            values = self.x[_index(train)][:, unknown]
+            values = self.x[_to_tensor(train)][:, unknown]
             fill[unknown] = values.nanmedian(dim=0).values.nan_to_num(0.0)
         fill_missing(self.x, mean if fill is None else fill)
         return mean, std, fill
 
 
-def _index(rows: np.ndarray) -> Tensor:
+def _to_tensor(rows: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))

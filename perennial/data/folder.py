@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from perennial.data.config import DICOM_PATIENT, DataConfig, patient_pattern
+from perennial.data.config import DICOM_PATIENT, DataConfig, compile_patient_pattern
 from perennial.data.csv_file import read_csv
-from perennial.data.images import DICOM_SUFFIXES, ImageReading, decoded, is_dicom
-from perennial.data.labels import class_indices, encode_labels
-from perennial.data.samples import Samples, Source, constants, subgroup_of
-from perennial.data.splits import patient_groups
+from perennial.data.images import DICOM_SUFFIXES, ImageReading, is_dicom, read_cached_images
+from perennial.data.labels import assign_classes, encode_labels
+from perennial.data.samples import Samples, Source, choose_constants, find_subgroups
+from perennial.data.splits import group_by_patient
 from perennial.data.table_columns import MISSING
-from perennial.foundation.errors import DataError, nearest
+from perennial.foundation.errors import DataError, suggest_nearest
 
 SUFFIXES = frozenset(
     (
@@ -83,7 +83,7 @@ LEFT_BY_PROGRAMS = frozenset(
 """Folders that archives and file servers leave beside one's own; `.` begins the names of others."""
 
 
-def hidden(name: str) -> bool:
+def is_hidden(name: str) -> bool:
     """Whether a folder of this name is skipped: it is hidden, or some program's own."""
     return name.startswith(".") or name in LEFT_BY_PROGRAMS
 
@@ -97,7 +97,7 @@ def load_folder(config: DataConfig, cache: Path | None = None) -> Source:
     assert config.path is not None
     root = Path(config.path).expanduser()
     if root.suffix.lower() == ".csv":
-        listing, lines = _manifest(root, config)
+        listing, lines = _read_manifest(root, config)
         y, classes = encode_labels(
             np.array(listing.labels),
             config.classes,
@@ -107,25 +107,25 @@ def load_folder(config: DataConfig, cache: Path | None = None) -> Source:
         )
     else:
         known = {*(config.classes or ()), *(config.labels or {})}
-        listing = _tree(root, config.partition.kind == "natural", known)
+        listing = _scan_tree(root, config.partition.kind == "natural", known)
         names, indices = list(listing.folders), list(listing.folders.values())
-        index, classes = class_indices(names, config.classes, config.labels, lambda i: str(indices[i]))
+        index, classes = assign_classes(names, config.classes, config.labels, lambda i: str(indices[i]))
         of_name = dict(zip(names, index.tolist(), strict=True))
         y = np.array([of_name[label] for label in listing.labels], dtype=np.int64)
         if config.patient not in (None, DICOM_PATIENT):
-            listing.patients = [_patient_of(path, config.patient) for path in listing.paths]
+            listing.patients = [_find_patient(path, config.patient) for path in listing.paths]
     if not listing.paths:
         raise DataError(f"{root}: no image in it; expected {root.name}/<class>/<image>")
-    read = decoded(cache, listing.paths, ImageReading.of(config))
+    read = read_cached_images(cache, listing.paths, ImageReading.of(config))
     listing.keep(read.rows.tolist())
     if config.patient == DICOM_PATIENT and root.suffix.lower() != ".csv":
-        listing.patients = _patients_inside(listing.paths)
-    return _source(
+        listing.patients = _read_patients(listing.paths)
+    return _build_source(
         config, listing, torch.from_numpy(read.x), torch.from_numpy(y[read.rows]), classes, read.notes
     )
 
 
-def _source(
+def _build_source(
     config: DataConfig,
     listing: _Listing,
     x: torch.Tensor,
@@ -142,10 +142,10 @@ def _source(
     )
     groups = None
     if listing.patients:
-        groups = patient_groups(listing.patients, lambda row: str(listing.paths[row]), MISSING)
+        groups = group_by_patient(listing.patients, lambda row: str(listing.paths[row]), MISSING)
     if config.subgroup is not None and not listing.subgroups:
         raise DataError(f"{listing.root}: data.subgroup is a column; class folders have none: use a manifest")
-    subgroup = subgroup_of(listing.subgroups, config)
+    subgroup = find_subgroups(listing.subgroups, config)
     everything = Samples(x, y, site, site_names, keys, groups, groups is not None, subgroup)
     is_test = torch.tensor(listing.is_test)
     train = everything.pick(torch.nonzero(~is_test).squeeze(1)) if is_test.any() else everything
@@ -169,17 +169,17 @@ def _source(
             f"{listing.root}: images in folders inside {shown} are of that class; if the first folders are "
             "sites: partition: {kind: natural}"
         )
-    return Source(train, test, classes, *constants(config.normalise, x), notes=tuple(notes))
+    return Source(train, test, classes, *choose_constants(config.normalise, x), notes=tuple(notes))
 
 
-def _tree(root: Path, natural: bool, known: Collection[str]) -> _Listing:
+def _scan_tree(root: Path, natural: bool, known: Collection[str]) -> _Listing:
     """What lies below the root of a data set: its class folders, or parts with class folders inside.
 
     known: names that are classes, whatever else they could mean.
     """
     listing = _Listing(root)
-    for site_root in _folders(root, listing) if natural else [root]:
-        parts = _folders(site_root, listing)
+    for site_root in _list_folders(root, listing) if natural else [root]:
+        parts = _list_folders(site_root, listing)
         names = {folder.name for folder in parts}
         split = names == {"train", "test"}
         if not split and names and names <= _SPLITS - set(known):
@@ -189,9 +189,9 @@ def _tree(root: Path, natural: bool, known: Collection[str]) -> _Listing:
                 "taken from train (data.validation_fraction)"
             )
         for part in parts if split else [site_root]:
-            for class_folder in _folders(part, listing) if split else parts:
+            for class_folder in _list_folders(part, listing) if split else parts:
                 listing.folders.setdefault(class_folder.name, class_folder)
-                images = [path for path in _files(class_folder, listing) if _is_image(path, listing)]
+                images = [path for path in _walk_folder(class_folder, listing) if _is_image(path, listing)]
                 if not images:
                     listing.empty.append(class_folder)
                 listing.paths += images
@@ -206,15 +206,15 @@ def _tree(root: Path, natural: bool, known: Collection[str]) -> _Listing:
     return listing
 
 
-def _folders(folder: Path, listing: _Listing) -> list[Path]:
+def _list_folders(folder: Path, listing: _Listing) -> list[Path]:
     """Folders inside folder, sorted by name; images beside them are strays, and hidden ones do not count."""
     try:
         with os.scandir(folder) as entries:
             every = [(Path(entry.path), entry.is_dir()) for entry in entries]
     except OSError as error:
         raise DataError(f"{folder}: the folder cannot be read ({error.strerror})") from error
-    listing.hidden += [path for path, is_folder in every if is_folder and hidden(path.name)]
-    found = [(path, is_folder) for path, is_folder in every if not hidden(path.name)]
+    listing.hidden += [path for path, is_folder in every if is_folder and is_hidden(path.name)]
+    found = [(path, is_folder) for path, is_folder in every if not is_hidden(path.name)]
     folders = [path for path, is_folder in found if is_folder]
     listing.stray += [path for path, is_folder in found if not is_folder and _has_suffix(path)]
     for path in folders:
@@ -224,7 +224,7 @@ def _folders(folder: Path, listing: _Listing) -> list[Path]:
     return sorted(folders)
 
 
-def _patients_inside(paths: Sequence[Path]) -> list[str]:
+def _read_patients(paths: Sequence[Path]) -> list[str]:
     """Whose each DICOM file is. Raises DataError naming a file that is none, or has no patient."""
     from perennial.data.dicom import read_patient
 
@@ -237,8 +237,8 @@ def _patients_inside(paths: Sequence[Path]) -> list[str]:
         return list(pool.map(read_patient, paths))
 
 
-def _patient_of(path: Path, pattern: str) -> str:
-    found = patient_pattern(pattern).search(path.name)
+def _find_patient(path: Path, pattern: str) -> str:
+    found = compile_patient_pattern(pattern).search(path.name)
     if found is None or not found[1]:
         raise DataError(
             f"{path}: data.patient {pattern!r} finds no patient in the file's name; every image needs one"
@@ -254,7 +254,7 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _files(folder: Path, listing: _Listing) -> Iterator[Path]:
+def _walk_folder(folder: Path, listing: _Listing) -> Iterator[Path]:
     """Yield the files inside a folder, at any depth, in a fixed order and each folder once.
 
     A folder's own files come first, then those of linked folders. A link to a folder that contains the link
@@ -264,10 +264,10 @@ def _files(folder: Path, listing: _Listing) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         raise DataError(f"{error.filename}: the folder cannot be read ({error.strerror})") from error
 
-    return files_inside(folder, refuse, listing.looped.append, listing.hidden.append)
+    return walk_files(folder, refuse, listing.looped.append, listing.hidden.append)
 
 
-def files_inside(
+def walk_files(
     folder: Path,
     refuse: Callable[[OSError], None],
     looped: Callable[[Path], None],
@@ -287,9 +287,9 @@ def files_inside(
                 folders.clear()
                 continue
             seen.add(here)
-            for name in filter(hidden, folders):
+            for name in filter(is_hidden, folders):
                 left_out(Path(place, name))
-            folders[:] = sorted(name for name in folders if not hidden(name))
+            folders[:] = sorted(name for name in folders if not is_hidden(name))
             for link in filter(os.path.islink, (Path(place, name) for name in folders)):
                 around = here.is_relative_to(link.resolve())
                 if around:
@@ -310,14 +310,14 @@ def _has_suffix(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 
-def _manifest(path: Path, config: DataConfig) -> tuple[_Listing, list[int]]:
+def _read_manifest(path: Path, config: DataConfig) -> tuple[_Listing, list[int]]:
     """The images that a manifest names, and the line of each."""
     file, patient = read_csv(path), config.patient
     columns, lines = file.columns, file.lines
     apart = config.subgroup.column if config.subgroup is not None else None
     for name in filter(None, ("path", "label", patient, apart)):
         if name not in columns:
-            raise DataError(f"{path}: a manifest needs the column {name!r}{nearest(name, columns)}")
+            raise DataError(f"{path}: a manifest needs the column {name!r}{suggest_nearest(name, columns)}")
     listing = _Listing(path.parent)
     listing.paths = [path.parent / name for name in columns["path"].tolist()]
     listing.labels = columns["label"].tolist()

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from perennial.data.images import is_dicom
-from perennial.data.refused import masks_among
-from perennial.data.suspicion import Suspicion, suspicious_names
+from perennial.data.refused import find_masks
+from perennial.data.suspicion import Suspicion, inspect_names
 from perennial.foundation.errors import ConfigError, DataError
 
 
@@ -57,7 +57,7 @@ class Survey:
             return f"all {widths[0]} x {heights[0]} pixels"
         return f"{min(widths)} x {min(heights)} to {max(widths)} x {max(heights)} pixels"
 
-    def answered(self, question: Suspicion) -> "Survey":
+    def apply_answer(self, question: Suspicion) -> "Survey":
         """This survey after a person answered yes to `question`: the key that it proposes is set."""
         key, value, options = question.key, question.value, dict(self.options)
         if key == "patient":
@@ -94,32 +94,32 @@ def have_patients(files: Sequence[Path]) -> bool:
     from perennial.data.dicom import read_patient
 
     try:
-        return len({read_patient(path) for path in _looked_at(files)}) > 1
+        return len({read_patient(path) for path in _sample_files(files)}) > 1
     except DataError:
         return False
 
 
-def _looked_at(files: Sequence[Path]) -> Sequence[Path]:
+def _sample_files(files: Sequence[Path]) -> Sequence[Path]:
     """Files from all over, at most MOST_LOOKED_AT."""
     return files[:: max(1, len(files) // MOST_LOOKED_AT)][:MOST_LOOKED_AT]
 
 
-def _dicom_shape(path: Path) -> tuple[tuple[int, int], bool]:
+def _read_dicom_shape(path: Path) -> tuple[tuple[int, int], bool]:
     from perennial.data.dicom import read_shape
 
     return read_shape(path)
 
 
-def with_images(files: Sequence[Path], found: Survey) -> Survey:
+def survey_images(files: Sequence[Path], found: Survey) -> Survey:
     """The survey with what some of the images are."""
     from PIL import Image
 
     sizes, modes, deepest, plain = list[tuple[int, int]](), Counter[str](), 0, list[Path]()
-    unseen, looked_at = list[Path](), _looked_at(files)
+    unseen, looked_at = list[Path](), _sample_files(files)
     for path in looked_at:
         try:
             if is_dicom(path):
-                size, seen = _dicom_shape(path)
+                size, seen = _read_dicom_shape(path)
                 modes["dicom"] += 1
                 sizes.append(size)
                 unseen += [] if seen else [path]
@@ -138,7 +138,7 @@ def with_images(files: Sequence[Path], found: Survey) -> Survey:
             raise
         except Exception:
             modes["unreadable"] += 1
-    questions = [*suspicious_names(found.samples)]
+    questions = [*inspect_names(found.samples)]
     if unseen and not modes["deep"]:
         questions.append(
             Suspicion(
@@ -149,7 +149,7 @@ def with_images(files: Sequence[Path], found: Survey) -> Survey:
                 "full",
             )
         )
-    if masks := masks_among(files, found.path if found.path.is_dir() else found.path.parent):
+    if masks := find_masks(files, found.path if found.path.is_dir() else found.path.parent):
         questions.append(
             Suspicion(
                 f"{len(masks)} images look like masks of others, the first {masks[0]}: to find where "

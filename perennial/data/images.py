@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.data.config import DataConfig, Window, left_out
-from perennial.data.dicom import chosen_frame, eight_bits, full_range, read_dicom
+from perennial.data.config import DataConfig, Window, describe_skipped
+from perennial.data.dicom import choose_frame, find_full_range, read_dicom, scale_to_uint8
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.foundation.files import make_folder, replace_file
 
@@ -94,7 +94,7 @@ def read_images(paths: Sequence[Path], reading: ImageReading) -> ImagesRead:
         if (first := _read(path, reading, index, bad, modes)) is not None or len(bad) >= most:
             break
     if first is None:
-        raise DataError(_bad_files(list(bad.values())))
+        raise DataError(_describe_bad_files(list(bad.values())))
     out = np.empty((len(paths), *first.shape), dtype=np.uint8)
 
     def place(index: int) -> None:
@@ -111,18 +111,18 @@ def read_images(paths: Sequence[Path], reading: ImageReading) -> ImagesRead:
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(place, range(len(paths))))
-    notes = _notes_on_modes(modes, reading.color)
+    notes = _describe_modes(modes, reading.color)
     if not bad:
         return ImagesRead(out, np.arange(len(paths)), notes)
-    note = left_out(reading.unreadable, len(bad), len(paths), "images that")
+    note = describe_skipped(reading.unreadable, len(bad), len(paths), "images that")
     if note is None:
-        raise DataError(_bad_files(sorted(bad.values())))
+        raise DataError(_describe_bad_files(sorted(bad.values())))
     rows = np.array([index for index in range(len(paths)) if index not in bad])
     named = "; ".join(sorted(bad.values())[:3])
     return ImagesRead(out[rows], rows, (*notes, f"{note}, left out: {named}"))
 
 
-def decoded(cache: Path | None, paths: Sequence[Path], reading: ImageReading) -> ImagesRead:
+def read_cached_images(cache: Path | None, paths: Sequence[Path], reading: ImageReading) -> ImagesRead:
     """read_images, or what it returned last time for the same files and the same reading.
 
     A deployed site answers each message in a fresh process; decoding a folder of photographs again every time
@@ -135,7 +135,7 @@ def decoded(cache: Path | None, paths: Sequence[Path], reading: ImageReading) ->
     from safetensors import SafetensorError
     from safetensors.numpy import load, save
 
-    fingerprint = _fingerprint(paths, reading)
+    fingerprint = _hash_files(paths, reading)
     path = cache / "images.safetensors"
     if fingerprint is not None and path.exists():
         try:
@@ -154,7 +154,7 @@ def decoded(cache: Path | None, paths: Sequence[Path], reading: ImageReading) ->
     return found
 
 
-def _fingerprint(paths: Sequence[Path], reading: ImageReading) -> bytes | None:
+def _hash_files(paths: Sequence[Path], reading: ImageReading) -> bytes | None:
     """None where a file is missing or cannot be one, which decoding will report by name."""
     try:
         states = [path.stat() for path in paths]
@@ -164,13 +164,13 @@ def _fingerprint(paths: Sequence[Path], reading: ImageReading) -> bytes | None:
     return hashlib.sha256(json.dumps([_LAYOUT, repr(reading), files]).encode()).digest()
 
 
-def _bad_files(bad: Sequence[str]) -> str:
+def _describe_bad_files(bad: Sequence[str]) -> str:
     shown = bad[:MOST_BAD_FILES]
     more = f"\n  (stopped after {MOST_BAD_FILES})" if len(bad) >= MOST_BAD_FILES else ""
     return "images that cannot be used:\n  " + "\n  ".join(shown) + more
 
 
-def _notes_on_modes(modes: Sequence[str], color: Color) -> tuple[str, ...]:
+def _describe_modes(modes: Sequence[str], color: Color) -> tuple[str, ...]:
     found = Counter(modes)
     if not (found["gray"] and found["colour"]):
         return ()
@@ -192,13 +192,13 @@ def _read(
         if is_dicom(path):
             image = Image.fromarray(read_dicom(path, reading.window, reading.frame))
             modes[index] = "gray" if image.mode == "L" else "colour"
-            array = np.asarray(_conformed(image, reading))
+            array = np.asarray(_convert_image(image, reading))
         else:
             with Image.open(path) as opened:
-                _seek(opened, reading.frame)
-                image = _eight_bits(ImageOps.exif_transpose(opened), reading.window)
+                _select_frame(opened, reading.frame)
+                image = _reduce_depth(ImageOps.exif_transpose(opened), reading.window)
                 modes[index] = "gray" if image.mode in ("1", "L", "LA") else "colour"
-                array = np.asarray(_conformed(image, reading))
+                array = np.asarray(_convert_image(image, reading))
     except ConfigError:
         raise
     # Pillow's decoders let many kinds of error escape from a damaged file.
@@ -222,14 +222,14 @@ def is_dicom(path: Path) -> bool:
         return False
 
 
-def _seek(image: "Image.Image", frame: Frame | None) -> None:
+def _select_frame(image: "Image.Image", frame: Frame | None) -> None:
     """Go to the frame asked for. Pages of a TIFF are images of their own, frames of an animation are not."""
     count = int(getattr(image, "n_frames", 1))
     if count > 1 and (image.format == "TIFF" or frame is not None):
-        image.seek(chosen_frame(frame, count))
+        image.seek(choose_frame(frame, count))
 
 
-def _conformed(image: "Image.Image", reading: ImageReading) -> "Image.Image":
+def _convert_image(image: "Image.Image", reading: ImageReading) -> "Image.Image":
     """The image in the colour and size asked for."""
     from PIL import Image, ImageOps
 
@@ -243,7 +243,7 @@ def _conformed(image: "Image.Image", reading: ImageReading) -> "Image.Image":
     return image.resize(size, Image.Resampling.BILINEAR)
 
 
-def _eight_bits(image: "Image.Image", window: Window | None) -> "Image.Image":
+def _reduce_depth(image: "Image.Image", window: Window | None) -> "Image.Image":
     """The image in a mode that Pillow can convert to RGB or L without loss of meaning."""
     from PIL import Image
 
@@ -253,7 +253,7 @@ def _eight_bits(image: "Image.Image", window: Window | None) -> "Image.Image":
         values = np.asarray(image)
         # Pillow gives 16-bit greys of some formats as 32-bit integers
         of = "uint16" if image.mode != "F" and values.min() >= 0 and values.max() <= 65535 else values.dtype
-        return Image.fromarray(eight_bits(values, window, full_range(np.dtype(of))))
+        return Image.fromarray(scale_to_uint8(values, window, find_full_range(np.dtype(of))))
     return image
 
 
@@ -268,7 +268,7 @@ def conform(
     if wanted != x.shape[1]:
         if x.shape[1] not in (1, 3):
             raise DataError(f"data.color: images of {x.shape[1]} channels cannot become {color!r}")
-        x = x.expand(-1, 3, -1, -1).contiguous() if wanted == 3 else _luma(x)
+        x = x.expand(-1, 3, -1, -1).contiguous() if wanted == 3 else _compute_luma(x)
     if size is None or tuple(x.shape[2:]) == size:
         return x
     if resize == "stretch":
@@ -283,18 +283,18 @@ def conform(
     return F.pad(x, (left, right, above, below))
 
 
-def windowed(values: np.ndarray, window: Window | None, where: str) -> np.ndarray:
+def apply_window(values: np.ndarray, window: Window | None, where: str) -> np.ndarray:
     """Images of more than 8 bits, in any layout, as uint8 by a window. where: names them in errors.
 
     Raises DataError without a window, or with one that only files have.
     """
     try:
-        return eight_bits(values, window, full_range(values.dtype))
+        return scale_to_uint8(values, window, find_full_range(values.dtype))
     except ValueError as error:
         raise DataError(f"{where}: {error}") from None
 
 
-def _luma(x: Tensor) -> Tensor:
+def _compute_luma(x: Tensor) -> Tensor:
     red, green, blue = (
         channel.to(torch.int32) * weight for channel, weight in zip(x.unbind(1), _LUMA, strict=True)
     )

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from perennial.data.csv_file import CsvFile, read_csv
 from perennial.data.folder import SUFFIXES
-from perennial.data.images import ImageReading, conform, is_dicom, read_images, windowed
+from perennial.data.images import ImageReading, apply_window, conform, is_dicom, read_images
 from perennial.data.npz import read_samples
-from perennial.data.samples import Stored, fill_missing, stored_as
-from perennial.data.table_columns import BadCells, absent, encode, feature_ranges, numeric_indices
+from perennial.data.samples import Stored, fill_missing, find_stored_type
+from perennial.data.table_columns import BadCells, encode, locate_features, locate_numbers, mask_missing
 from perennial.foundation.errors import DataError
 
 BATCH = 256
@@ -60,11 +60,15 @@ def read_inputs(
     for path in paths:
         if of_images and path.suffix != ".npz":
             continue
-        names, x = _array(path) if path.suffix == ".npz" else _table(path, columns, missing, units, limits)
-        if stored == "uint8" and stored_as(x) != stored and x.ndim == 4 and reading.window is not None:
-            x = torch.from_numpy(windowed(x.numpy(), reading.window, f"{path}, x"))
-        if stored_as(x) != stored:
-            raise DataError(f"{path}: x becomes {stored_as(x)}; this model takes {stored}, of another scale")
+        names, x = (
+            _read_array(path) if path.suffix == ".npz" else _read_table(path, columns, missing, units, limits)
+        )
+        if stored == "uint8" and find_stored_type(x) != stored and x.ndim == 4 and reading.window is not None:
+            x = torch.from_numpy(apply_window(x.numpy(), reading.window, f"{path}, x"))
+        if find_stored_type(x) != stored:
+            raise DataError(
+                f"{path}: x becomes {find_stored_type(x)}; this model takes {stored}, of another scale"
+            )
         x = conform(x, reading.size, color, reading.resize) if stored == "uint8" else x
         if x.shape[1:] != shape:
             raise DataError(f"{path}: samples of shape {tuple(x.shape[1:])}; this model takes {shape}")
@@ -73,12 +77,12 @@ def read_inputs(
             yield names[start : start + BATCH], x[start : start + BATCH]
 
 
-def _array(path: Path) -> tuple[list[str], Tensor]:
+def _read_array(path: Path) -> tuple[list[str], Tensor]:
     x = read_samples(path)
     return [f"{path}[{index}]" for index in range(len(x))], x
 
 
-def _table(
+def _read_table(
     path: Path,
     columns: Columns | None,
     missing: Sequence[str],
@@ -102,7 +106,7 @@ MOST_FAR, FAR_MEDIAN, OTHER_SPREAD = 0.05, 2.0, 8.0
 FEW_ROWS = 20
 
 
-def strange_columns(
+def describe_strange_columns(
     file: CsvFile, columns: Columns, mean: Tensor, std: Tensor, missing: Sequence[str] = ()
 ) -> list[str]:
     """A sentence for each column of a table that is unlike the model's training data.
@@ -111,14 +115,14 @@ def strange_columns(
     categories: texts that training did not have. mean, std: (D,) of the model's inputs. The least and the
     greatest training value are single patients' and stand in no model.
     """
-    numbers = numeric_indices(columns)
+    numbers = locate_numbers(columns)
     known = {name: kind for name, kind in columns.items() if name in file.columns}
     values = encode(file, known, missing, BadCells(file))
     found = []
-    for name, places in feature_ranges(known).items():
+    for name, places in locate_features(known).items():
         kind, texts = known[name], file.columns[name]
         if not isinstance(kind, str):
-            strange = (values[:, places.stop - 1] > 0) & ~absent(texts, missing)
+            strange = (values[:, places.stop - 1] > 0) & ~mask_missing(texts, missing)
             if strange.any():
                 shown = ", ".join(map(repr, np.unique(texts[strange]).tolist()[:4]))
                 found.append(
@@ -144,7 +148,7 @@ def strange_columns(
     return found
 
 
-def files_in(paths: Sequence[Path], *, of_images: bool) -> list[Path]:
+def list_files(paths: Sequence[Path], *, of_images: bool) -> list[Path]:
     """The paths, with each folder replaced by the files inside it that a model can read, sorted by name.
 
     of_images: whether the model takes images; else tables and arrays are read. Hidden files do not count.

@@ -4,12 +4,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from perennial.foundation.errors import ConfigError, DataError, nearest
+from perennial.foundation.errors import ConfigError, DataError, suggest_nearest
 
 MOST_NAMED = 12
 
 
-def class_indices(
+def assign_classes(
     found: Sequence[str],
     registry: Sequence[str] | None,
     renamed: Mapping[str, str] | None,
@@ -23,19 +23,19 @@ def class_indices(
     """
     renamed = renamed or {}
     names = [renamed.get(text, text) for text in found]
-    classes = tuple(registry) if registry is not None else tuple(sorted(set(names), key=_by_value))
+    classes = tuple(registry) if registry is not None else tuple(sorted(set(names), key=_rank_name))
     position = {name: index for index, name in enumerate(classes)}
     for local, name in renamed.items():
         if name not in position:
             raise ConfigError(
-                f"data.labels: {local!r} becomes {name!r}, which is no class{nearest(name, position)}; "
-                f"classes: {some_of(classes)}"
+                f"data.labels: {local!r} becomes {name!r}, which is no "
+                f"class{suggest_nearest(name, position)}; classes: {format_names(classes)}"
             )
     for index, name in enumerate(names):
         if name not in position:
             raise DataError(
                 f"{where(index)}: label {name!r} is not in the registry"
-                f"{nearest(name, [*position, *renamed])}; classes: {some_of(classes)}. "
+                f"{suggest_nearest(name, [*position, *renamed])}; classes: {format_names(classes)}. "
                 "A site's own label becomes a class through data.labels"
             )
     return np.array([position[name] for name in names], dtype=np.int64), classes
@@ -50,30 +50,30 @@ def encode_labels(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """(class index of each row, class names) of (N,) label texts; where(row) names the file and row.
 
-    registry, renamed: as in class_indices(). missing: texts that mean no label, unless registry or renamed
+    registry, renamed: as in assign_classes(). missing: texts that mean no label, unless registry or renamed
     name them.
-    Raises as class_indices() does, and DataError on a missing label.
+    Raises as assign_classes() does, and DataError on a missing label.
     """
     found, first, row_value = np.unique(texts, return_index=True, return_inverse=True)
     for text, row in zip(found.tolist(), first.tolist(), strict=True):
         if text in missing and text not in (registry or ()) and text not in (renamed or {}):
             hint = f", {text!r}; if that is a class, list it in data.classes" if text else ""
             raise DataError(f"{where(row)}: the label is empty{hint}")
-    indices, classes = class_indices(found.tolist(), registry, renamed, lambda i: where(int(first[i])))
+    indices, classes = assign_classes(found.tolist(), registry, renamed, lambda i: where(int(first[i])))
     return indices[row_value], classes
 
 
-def _by_value(name: str) -> tuple[int, int, str]:
+def _rank_name(name: str) -> tuple[int, int, str]:
     return (0, int(name), name) if name.isdecimal() else (1, 0, name)
 
 
-def some_of(names: Sequence[str]) -> str:
+def format_names(names: Sequence[str]) -> str:
     """The first MOST_NAMED names as a text, with "and N more" if there are others."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more
 
 
-def without_samples(labels: np.ndarray, classes: Sequence[str]) -> list[str]:
+def list_empty_classes(labels: np.ndarray, classes: Sequence[str]) -> list[str]:
     """Names of the classes that do not occur in labels, (n,) int64."""
     counts = np.bincount(labels, minlength=len(classes))
     return [name for name, count in zip(classes, counts, strict=True) if count == 0]

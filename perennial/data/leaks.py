@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from perennial.data.csv_file import CsvFile, with_points
-from perennial.data.table_columns import absent, is_number
+from perennial.data.csv_file import CsvFile, normalise_decimals
+from perennial.data.table_columns import is_number, mask_missing
 
 LEAST_FILLED = 0.5
 """By so much a column's filled share must differ between two classes at the same site to be asked about."""
@@ -52,15 +52,15 @@ def rank_columns(
     file: CsvFile, label: str, columns: Mapping[str, Any], missing: Sequence[str] = ()
 ) -> list[Told]:
     """Every feature column by how well it alone tells the class, the best first."""
-    present = np.flatnonzero(~absent(file.columns[label], missing))
+    present = np.flatnonzero(~mask_missing(file.columns[label], missing))
     names, y = np.unique(file.columns[label][present], return_inverse=True)
     found = []
     for name in columns:
         texts = file.columns[name][present]
-        here = ~absent(texts, missing)
+        here = ~mask_missing(texts, missing)
         filled = {str(each): float(here[y == place].mean()) for place, each in enumerate(names.tolist())}
-        values = _values(texts, here, y, file)
-        scores = [_auroc(values, y == place) for place in range(len(names))] or [0.5]
+        values = _score_rows(texts, here, y, file)
+        scores = [_compute_auroc(values, y == place) for place in range(len(names))] or [0.5]
         found.append(Told(name, max(max(score, 1 - score) for score in scores), filled))
     return sorted(found, key=lambda told: -told.auroc)
 
@@ -71,7 +71,7 @@ def is_outcome(name: str) -> bool:
     return _OUTCOMES.fullmatch("".join(words)) is not None or any(map(_OUTCOMES.fullmatch, words))
 
 
-def filled_for_one_class(
+def find_filled_class(
     texts: np.ndarray, y: np.ndarray, here: np.ndarray, sites: np.ndarray | None
 ) -> tuple[int, int] | None:
     """(class for which the column is filled, class for which it is empty), or None.
@@ -97,7 +97,7 @@ def filled_for_one_class(
     return pair if means[pair] > 0 else (pair[1], pair[0])
 
 
-def told_together(
+def find_telling_pairs(
     file: CsvFile, names: Sequence[str], rows: np.ndarray, y: np.ndarray, missing: Sequence[str]
 ) -> Iterator[tuple[str, str, float]]:
     """Yield two columns that tell the class together and neither alone: (one, other, mean share of a class).
@@ -107,8 +107,8 @@ def told_together(
     columns = {}
     for name in names[:MOST_PAIRED]:
         texts = file.columns[name][rows]
-        here = ~absent(texts, missing)
-        values = _values(texts, here, y, file)
+        here = ~mask_missing(texts, missing)
+        values = _score_rows(texts, here, y, file)
         spread = float(np.nanstd(values))
         if spread > 0 and np.isfinite(spread):
             columns[name] = np.nan_to_num((values - np.nanmean(values)) / spread)
@@ -124,10 +124,10 @@ def told_together(
             yield *pair, share
 
 
-def _values(texts: np.ndarray, here: np.ndarray, y: np.ndarray, file: CsvFile) -> np.ndarray:
+def _score_rows(texts: np.ndarray, here: np.ndarray, y: np.ndarray, file: CsvFile) -> np.ndarray:
     """(N,) numbers that order the rows: the column's own, or how often its text goes with a class."""
     found, place = np.unique(texts, return_inverse=True)
-    points = with_points(found, file.decimal).tolist()
+    points = normalise_decimals(found, file.decimal).tolist()
     numbers = np.array([float(text) if is_number(text) else np.nan for text in points])[place]
     numbers[~here] = np.nan
     if not here.any() or np.isfinite(numbers[here]).mean() > 0.5:
@@ -144,7 +144,7 @@ def _values(texts: np.ndarray, here: np.ndarray, y: np.ndarray, file: CsvFile) -
     return values
 
 
-def _auroc(values: np.ndarray, positive: np.ndarray) -> float:
+def _compute_auroc(values: np.ndarray, positive: np.ndarray) -> float:
     """Area under the curve of the rows that have a value; .5 where one side has none."""
     known = np.isfinite(values)
     values, positive = values[known], positive[known]
@@ -168,10 +168,10 @@ def _share(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.mean([(told[y[half:] == label] == label).mean() for label in np.unique(y[half:])]))
 
 
-def told_alone(texts: np.ndarray, y: np.ndarray, empty: np.ndarray, file: CsvFile) -> float:
+def score_column(texts: np.ndarray, y: np.ndarray, empty: np.ndarray, file: CsvFile) -> float:
     """Mean over classes of the share of the second half's rows that the first half's column tells."""
     found, value = np.unique(texts, return_inverse=True)
-    points = with_points(found, file.decimal).tolist()
+    points = normalise_decimals(found, file.decimal).tolist()
     numbers = np.array([float(text) if is_number(text) else np.nan for text in points])[value]
     half = len(y) // 2
     told = np.full(len(y) - half, np.bincount(y[:half]).argmax())
@@ -186,7 +186,7 @@ def told_alone(texts: np.ndarray, y: np.ndarray, empty: np.ndarray, file: CsvFil
         near = np.abs(key[order[left]] - key[half + asked]) < np.abs(key[order[right]] - key[half + asked])
         nearest = order[np.where(near, left, right)]
         exact = key[nearest] == key[half + asked]
-        most = _most_frequent(key[:half][learnt], y[:half][learnt])
+        most = _find_most_frequent(key[:half][learnt], y[:half][learnt])
         answers = np.array([most[float(value)] for value in key[nearest]])
         # a number lies between others; a text that was never met tells nothing
         known = exact | numeric
@@ -195,7 +195,7 @@ def told_alone(texts: np.ndarray, y: np.ndarray, empty: np.ndarray, file: CsvFil
     return float(np.mean([(told[judged == label] == label).mean() for label in np.unique(judged)]))
 
 
-def _most_frequent(keys: np.ndarray, y: np.ndarray) -> dict[float, int]:
+def _find_most_frequent(keys: np.ndarray, y: np.ndarray) -> dict[float, int]:
     found: defaultdict[float, Counter[int]] = defaultdict(Counter)
     for key, label in zip(keys.tolist(), y.tolist(), strict=True):
         found[key][label] += 1

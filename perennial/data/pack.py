@@ -19,9 +19,9 @@ import torch
 
 from perennial.data.config import DataConfig
 from perennial.data.images import conform
-from perennial.data.samples import Samples, Source, constants
-from perennial.data.splits import patient_groups
-from perennial.foundation.errors import DataError, nearest
+from perennial.data.samples import Samples, Source, choose_constants
+from perennial.data.splits import group_by_patient
+from perennial.foundation.errors import DataError, suggest_nearest
 
 
 def load_pack(config: DataConfig) -> Source:
@@ -39,10 +39,10 @@ def load_pack(config: DataConfig) -> Source:
             optional = [name for name in ("site", "is_test") if name in described and "x" in roles]
             if config.patient is not None:
                 if config.patient not in described or "x" not in roles:
-                    hint = nearest(config.patient, described)
+                    hint = suggest_nearest(config.patient, described)
                     raise DataError(f"{path}: data.patient: no array {config.patient!r}{hint}")
                 optional.append(config.patient)
-            arrays = {name: _array(pack, name, described[name], path) for name in (*roles, *optional)}
+            arrays = {name: _read_array(pack, name, described[name], path) for name in (*roles, *optional)}
             classes = tuple(meta.get("class_names") or meta["fine_names"])
             site_names = tuple(meta["site_names"]) if "site" in arrays else ()
     except OSError as error:
@@ -50,7 +50,7 @@ def load_pack(config: DataConfig) -> Source:
     except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, KeyError, ValueError, TypeError) as error:
         raise DataError(f"{path}: not a whole benchmark pack ({error})") from error
 
-    def samples(part: str, rows: np.ndarray | None = None) -> Samples:
+    def build_samples(part: str, rows: np.ndarray | None = None) -> Samples:
         chosen = slice(None) if rows is None else rows
         x = np.ascontiguousarray(arrays["x" + part][chosen].transpose(0, 3, 1, 2))
         y = torch.from_numpy(arrays["y" + part][chosen].astype(np.int64))
@@ -58,24 +58,24 @@ def load_pack(config: DataConfig) -> Source:
         groups = None
         if config.patient is not None:
             names = arrays[config.patient][chosen].astype(np.str_).tolist()
-            groups = patient_groups(names, lambda row: f"{path}, {config.patient}[{row}]")
+            groups = group_by_patient(names, lambda row: f"{path}, {config.patient}[{row}]")
         images = conform(torch.from_numpy(x), config.size, config.color, config.resize)
         return Samples(images, y, site, site_names, groups=groups, patients=groups is not None)
 
     if "x_train" in arrays:
-        train, test = samples("_train"), samples("_test")
+        train, test = build_samples("_train"), build_samples("_test")
     elif "is_test" in arrays:
         is_test = arrays["is_test"].astype(bool)
-        train, test = samples("", np.flatnonzero(~is_test)), samples("", np.flatnonzero(is_test))
+        train, test = build_samples("", np.flatnonzero(~is_test)), build_samples("", np.flatnonzero(is_test))
     else:
-        train, test = samples(""), None
-    return Source(train, test, classes, *constants(config.normalise, train.x))
+        train, test = build_samples(""), None
+    return Source(train, test, classes, *choose_constants(config.normalise, train.x))
 
 
-def _array(pack: zipfile.ZipFile, name: str, described: dict[str, Any], path: Path) -> np.ndarray:
+def _read_array(pack: zipfile.ZipFile, name: str, described: dict[str, Any], path: Path) -> np.ndarray:
     """The array, images as (N, H, W, C), after its sha256 is checked."""
     if described["kind"] == "sheets":
-        array = _tiles(pack, name, described)
+        array = _read_tiles(pack, name, described)
     else:
         array = np.load(io.BytesIO(pack.read(f"{name}.npy")), allow_pickle=False)
     if hashlib.sha256(array.data).hexdigest() != described["sha256"]:
@@ -83,7 +83,7 @@ def _array(pack: zipfile.ZipFile, name: str, described: dict[str, Any], path: Pa
     return array
 
 
-def _tiles(pack: zipfile.ZipFile, name: str, described: dict[str, Any]) -> np.ndarray:
+def _read_tiles(pack: zipfile.ZipFile, name: str, described: dict[str, Any]) -> np.ndarray:
     count, height, width, channels = (int(described[key]) for key in "nhwc")
     sheets = [pack.read(f"{name}_{index:03d}.webp") for index in range(described["sheets"])]
 

@@ -41,7 +41,7 @@ class Partition(NamedTuple):
     notes: tuple[str, ...]
 
 
-def partition(
+def partition_samples(
     config: PartitionConfig,
     labels: np.ndarray,
     sites: int,
@@ -72,9 +72,9 @@ def partition(
     notes = []
     for task, (low, high) in enumerate(pairwise(boundaries), start=1):
         totals = np.array([len(rows) for rows in by_class[low:high]], dtype=np.int64)
-        counts = _counts(config, totals, sites, seed, task)
+        counts = _draw_counts(config, totals, sites, seed, task)
         for label, total, row in zip(range(low, high), totals.tolist(), counts, strict=True):
-            if config.kind != "dirichlet" and 0 < total < _holders_wanted(config, sites, high - low):
+            if config.kind != "dirichlet" and 0 < total < _count_holders(config, sites, high - low):
                 holders = int((row > 0).sum())
                 notes.append(
                     f"class {names[label]!r}: {total} samples, so only {holders} of {sites} sites hold it"
@@ -83,10 +83,12 @@ def partition(
             for share, part in zip(shares, np.split(shuffled, np.cumsum(row)[:-1]), strict=True):
                 share.append(part)
     divided = [np.sort(np.concatenate(share)) for share in shares]
-    return Partition(divided if patients is None else kept_whole(divided, patients, seed), tuple(notes))
+    return Partition(
+        divided if patients is None else keep_patients_whole(divided, patients, seed), tuple(notes)
+    )
 
 
-def kept_whole(shares: Sequence[np.ndarray], patients: np.ndarray, seed: int) -> list[np.ndarray]:
+def keep_patients_whole(shares: Sequence[np.ndarray], patients: np.ndarray, seed: int) -> list[np.ndarray]:
     """The shares, with all rows of each patient moved to the site that held most of them.
 
     shares: row indices of each site. patients: (n,) int64, patient number of each row, from 0. Equal counts:
@@ -125,24 +127,24 @@ def share_out(
             share.append(part)
     none = np.empty(0, dtype=np.int64)
     indices = [np.sort(np.concatenate([none, *share])) for share in shares]
-    indices = indices if patients is None else kept_whole(indices, patients, seed)
+    indices = indices if patients is None else keep_patients_whole(indices, patients, seed)
     return [rows[share] for share in indices]
 
 
-def _counts(config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, task: int) -> np.ndarray:
+def _draw_counts(config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, task: int) -> np.ndarray:
     """(C, N) samples of each class of one task at each site; row c sums to totals[c], (C,)."""
     match config.kind:
         case "dirichlet":
-            return _dirichlet(config, totals, sites, seed, task)
+            return _draw_dirichlet(config, totals, sites, seed, task)
         case "class_subset":
-            return _class_subset(config, totals, sites, seed, task)
+            return _draw_class_subsets(config, totals, sites, seed, task)
         case "groups":
-            return _groups(config, totals, sites, seed, task)
+            return _draw_groups(config, totals, sites, seed, task)
         case _:
-            return _equal_parts(totals, np.ones((len(totals), sites), dtype=bool), task)
+            return _divide_equally(totals, np.ones((len(totals), sites), dtype=bool), task)
 
 
-def _holders_wanted(config: PartitionConfig, sites: int, classes: int) -> int:
+def _count_holders(config: PartitionConfig, sites: int, classes: int) -> int:
     """The fewest sites that a class of the task is meant for."""
     if config.kind == "groups":
         return 1
@@ -152,7 +154,7 @@ def _holders_wanted(config: PartitionConfig, sites: int, classes: int) -> int:
     return max(1, sites * each // classes)
 
 
-def _equal_parts(totals: np.ndarray, holds: np.ndarray, task: int) -> np.ndarray:
+def _divide_equally(totals: np.ndarray, holds: np.ndarray, task: int) -> np.ndarray:
     """Each class in equal parts among the sites that hold it, (C, N) bool.
 
     What is left over goes round the sites, on from where the class before it stopped, so that no site is
@@ -169,7 +171,9 @@ def _equal_parts(totals: np.ndarray, holds: np.ndarray, task: int) -> np.ndarray
     return counts
 
 
-def _dirichlet(config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, task: int) -> np.ndarray:
+def _draw_dirichlet(
+    config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, task: int
+) -> np.ndarray:
     """p_c ~ Dirichlet(alpha) for each class, drawn anew until every site has min_samples of the task.
 
     Hsu et al. 2019 (arXiv 1909.06335).
@@ -192,17 +196,17 @@ def _dirichlet(config: PartitionConfig, totals: np.ndarray, sites: int, seed: in
     )
 
 
-def _groups(config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, task: int) -> np.ndarray:
+def _draw_groups(config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, task: int) -> np.ndarray:
     """Each class in equal parts among the sites of the groups that hold it."""
     assert config.groups is not None and config.shared_classes is not None
     generator = stream(seed, "site-groups", task)
     holds = group_holders(
         len(totals), sites, config.groups, config.shared_classes, config.own_classes, generator
     )
-    return _equal_parts(totals, holds, task)
+    return _divide_equally(totals, holds, task)
 
 
-def _class_subset(
+def _draw_class_subsets(
     config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, task: int
 ) -> np.ndarray:
     """Each site holds s of the C classes of the task; each class is cut equally among its holders.
@@ -218,7 +222,7 @@ def _class_subset(
         if classes < sites:
             raise ConfigError(f"{key}: 'disjoint', but task {task} has {classes} classes for {sites} sites")
         holds[generator.permutation(classes), np.resize(generator.permutation(sites), classes)] = True
-        return _equal_parts(totals, holds, task)
+        return _divide_equally(totals, holds, task)
     assert wanted is not None
     least = -(-classes // sites)
     if not least <= wanted <= classes:
@@ -234,7 +238,7 @@ def _class_subset(
             more = shuffled[~np.isin(shuffled, hand)][: wanted - len(hand)]
             hand, deck = np.concatenate([hand, more]), shuffled[~np.isin(shuffled, more)]
         holds[hand, site] = True
-    return _equal_parts(totals, holds, task)
+    return _divide_equally(totals, holds, task)
 
 
 def group_of_site(sites: int, groups: int) -> np.ndarray:

@@ -16,10 +16,10 @@ import torch
 
 from perennial.data.config import DataConfig, DatasetName
 from perennial.data.images import conform
-from perennial.data.samples import Samples, Source, constants
+from perennial.data.samples import Samples, Source, choose_constants
 from perennial.foundation.errors import DataError
 from perennial.foundation.streams import stream
-from perennial.foundation.torchvision_import import torchvision
+from perennial.foundation.torchvision_import import import_torchvision
 
 GROUPS, SITES_PER_GROUP, CLASSES_PER_GROUP = 4, 4, 4
 TRAIN_SAMPLES, TEST_SAMPLES = 30, 100
@@ -36,9 +36,9 @@ def load_synth_groups(config: DataConfig, seed: int) -> Source:
     """
     generator = stream(seed, "synth-groups")
     classes = GROUPS * CLASSES_PER_GROUP
-    prototypes = PROTOTYPE_SCALE * _smooth(generator, classes)
-    group_means = GROUP_SCALE * _smooth(generator, GROUPS)
-    nuisances = _smooth(generator, GROUPS * NUISANCES).reshape(GROUPS, NUISANCES, SIDE, SIDE)
+    prototypes = PROTOTYPE_SCALE * _draw_fields(generator, classes)
+    group_means = GROUP_SCALE * _draw_fields(generator, GROUPS)
+    nuisances = _draw_fields(generator, GROUPS * NUISANCES).reshape(GROUPS, NUISANCES, SIDE, SIDE)
     group_of_site = np.repeat(np.arange(GROUPS), SITES_PER_GROUP)
     elsewhere = generator.integers(0, classes - CLASSES_PER_GROUP, len(group_of_site))
     extra = (CLASSES_PER_GROUP * (group_of_site + 1) + elsewhere) % classes
@@ -66,10 +66,10 @@ def load_synth_groups(config: DataConfig, seed: int) -> Source:
     train = everything.pick(torch.nonzero(~is_test).squeeze(1))
     test = everything.pick(torch.nonzero(is_test).squeeze(1))
     names = tuple(f"class-{index:02d}" for index in range(classes))
-    return Source(train, test, names, *constants(config.normalise, train.x, (0.0,), (1.0,)))
+    return Source(train, test, names, *choose_constants(config.normalise, train.x, (0.0,), (1.0,)))
 
 
-def _smooth(generator: np.random.Generator, count: int) -> np.ndarray:
+def _draw_fields(generator: np.random.Generator, count: int) -> np.ndarray:
     """(count, 8, 8) normal fields on the torus, averaged over 3x3 neighbours, each of unit L2 norm."""
     fields = generator.standard_normal((count, SIDE, SIDE))
     shifts = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]
@@ -106,19 +106,19 @@ def load_torchvision(config: DataConfig) -> Source:
     assert config.path is not None and config.dataset is not None
     chosen = _DATASETS[config.dataset]
     root = Path(config.path).expanduser()
-    train, classes = _part(config, chosen, root, train=True)
-    test, _ = _part(config, chosen, root, train=False)
+    train, classes = _load_part(config, chosen, root, train=True)
+    test, _ = _load_part(config, chosen, root, train=False)
     mean, std = chosen.mean, chosen.std
     if train.x.shape[1] == 1:
         mean, std = (float(np.mean(mean)),), (float(np.mean(std)),)
-    return Source(train, test, classes, *constants(config.normalise, train.x, mean, std))
+    return Source(train, test, classes, *choose_constants(config.normalise, train.x, mean, std))
 
 
-def _part(
+def _load_part(
     config: DataConfig, chosen: _Dataset, root: Path, *, train: bool
 ) -> tuple[Samples, tuple[str, ...]]:
     options: dict[str, Any] = {"split": "byclass"} if config.dataset == "emnist" else {}
-    build = getattr(torchvision().datasets, chosen.name)
+    build = getattr(import_torchvision().datasets, chosen.name)
     try:
         dataset = build(str(root), train=train, download=config.download, **options)
     except (RuntimeError, OSError, ValueError) as error:
@@ -149,4 +149,4 @@ def load_digits(config: DataConfig) -> Source:
     pixels = np.rint(table[:, :64] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
     x = conform(torch.from_numpy(pixels), config.size, config.color, config.resize)
     samples = Samples(x, torch.from_numpy(table[:, 64].astype(np.int64)))
-    return Source(samples, None, tuple("0123456789"), *constants(config.normalise, x, (MEAN,), (STD,)))
+    return Source(samples, None, tuple("0123456789"), *choose_constants(config.normalise, x, (MEAN,), (STD,)))

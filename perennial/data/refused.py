@@ -65,7 +65,7 @@ def require_classes(where: str, label: str, values: Sequence[str], most: int) ->
     raise DataError(f"{where}: column {label!r} has {len(values)} values, too many for classes")
 
 
-def several_in_one(samples: Mapping[str, int]) -> str:
+def describe_joined_classes(samples: Mapping[str, int]) -> str:
     """A question where class names join several, as of findings of one image; '' where none does.
 
     samples: by class.
@@ -90,7 +90,7 @@ def follow_up(label: str, columns: Iterable[str]) -> list[str]:
     return [name for name in columns if _TIME.fullmatch(name)]
 
 
-def masks_among(files: Sequence[Path], root: Path) -> list[Path]:
+def find_masks(files: Sequence[Path], root: Path) -> list[Path]:
     """Images that are named as masks of others, as for segmentation."""
     named = [path for path in files if _MASK.search(path.stem)]
     kept = {path.stem for path in files}
@@ -101,7 +101,7 @@ def masks_among(files: Sequence[Path], root: Path) -> list[Path]:
     return sorted({*beside, *inside})
 
 
-def volumes_in(root: Path) -> str:
+def find_volume_format(root: Path) -> str:
     """The format of volumes that lie in a folder; '' where there are none."""
     found = (format_of(path.name) for path in root.rglob("*") if path.is_file())
     return next((kind for kind in found if kind in VOLUMES), "")

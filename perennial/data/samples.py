@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from perennial.data.config import DataConfig, NormaliseConfig
-from perennial.data.splits import content_groups
-from perennial.foundation.errors import ConfigError, DataError, nearest
+from perennial.data.splits import group_by_content
+from perennial.foundation.errors import ConfigError, DataError, suggest_nearest
 
 # Public constants for images whose source publishes none: nothing about anybody's data is in them, and they
 # bring natural images to about zero mean and unit spread.
@@ -59,10 +59,10 @@ class Samples:
 
     def split_groups(self) -> np.ndarray:
         """(N, 32) uint8: the group by which each sample's part is decided (data/splits.py)."""
-        return content_groups(self.x) if self.groups is None else self.groups
+        return group_by_content(self.x) if self.groups is None else self.groups
 
 
-def joined(one: Samples, other: Samples) -> Samples:
+def join_samples(one: Samples, other: Samples) -> Samples:
     """The samples of both, of one source, the first ones first; what only one of them has is dropped."""
     both = (one, other)
     keys = [part.keys for part in both if part.keys is not None]
@@ -75,11 +75,11 @@ def joined(one: Samples, other: Samples) -> Samples:
         keys=(*keys[0], *keys[1]) if len(keys) == 2 else None,
         groups=np.concatenate([part.split_groups() for part in both]),
         patients=one.patients and other.patients,
-        subgroup=joined_subgroups(both),
+        subgroup=join_subgroups(both),
     )
 
 
-def subgroup_of(texts: Sequence[str], config: DataConfig) -> np.ndarray | None:
+def find_subgroups(texts: Sequence[str], config: DataConfig) -> np.ndarray | None:
     """(N,) index of each text in data.subgroup.values, -1 if it is not there; None without data.subgroup."""
     if config.subgroup is None:
         return None
@@ -87,7 +87,7 @@ def subgroup_of(texts: Sequence[str], config: DataConfig) -> np.ndarray | None:
     return np.array([index.get(text.strip(), -1) for text in texts], dtype=np.int64)
 
 
-def joined_subgroups(parts: Sequence[Samples]) -> np.ndarray | None:
+def join_subgroups(parts: Sequence[Samples]) -> np.ndarray | None:
     """(N,) subgroups of all parts, one part after the other; None if a part has none."""
     found = [part.subgroup for part in parts if part.subgroup is not None]
     return np.concatenate(found) if len(found) == len(parts) else None
@@ -134,11 +134,11 @@ class Source:
             if test is not None:
                 raise DataError("Source.of: test goes with a dataset; with arrays give x_test and y_test")
             return Arrays({"x": x, "y": y, **arrays})
-        from perennial.data.datasets import arrays_of
+        from perennial.data.datasets import extract_arrays
 
-        found = arrays_of(x)
+        found = extract_arrays(x)
         if test is not None:
-            held = arrays_of(test)
+            held = extract_arrays(test)
             found |= {"x_test": held["x"], "y_test": held["y"]}
         return Arrays({**found, **arrays})
 
@@ -161,7 +161,7 @@ class Arrays:
         return {"source": "npz", "path": str(path.resolve()), **natural}
 
 
-def constants(
+def choose_constants(
     normalise: NormaliseConfig | None, x: Tensor, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
 ) -> tuple[Tensor, Tensor]:
     """(mean, std), each (x.shape[1],): the configured ones, else the source's own, else the default.
@@ -189,7 +189,7 @@ def constants(
     return values[0], values[1]
 
 
-def stored_as(x: Tensor) -> Stored:
+def find_stored_type(x: Tensor) -> Stored:
     """The number type in which samples are stored: uint8 pixels or float32 values.
 
     Pixels are scaled to 0..1 before they are standardised; float32 values are in a scale of the data's own.
@@ -206,19 +206,21 @@ def select_classes(source: Source, names: tuple[str, ...] | None) -> Source:
         return source
     for name in names:
         if name not in source.classes:
-            raise DataError(f"data.classes: {name!r} is not in the data{nearest(name, source.classes)}")
+            raise DataError(
+                f"data.classes: {name!r} is not in the data{suggest_nearest(name, source.classes)}"
+            )
     index = {name: position for position, name in enumerate(names)}
     new_label = torch.tensor([index.get(name, -1) for name in source.classes])
 
-    def selected(samples: Samples) -> Samples:
+    def select_rows(samples: Samples) -> Samples:
         labels = new_label[samples.y]
         rows = torch.nonzero(labels >= 0).squeeze(1)
         return replace(samples.pick(rows), y=labels[rows])
 
     return replace(
         source,
-        train=selected(source.train),
-        test=selected(source.test) if source.test is not None else None,
+        train=select_rows(source.train),
+        test=select_rows(source.test) if source.test is not None else None,
         classes=names,
     )
 

@@ -13,11 +13,11 @@ from itertools import pairwise
 import numpy as np
 
 from perennial.data.tasks_config import TasksConfig
-from perennial.foundation.errors import ConfigError, nearest
+from perennial.foundation.errors import ConfigError, suggest_nearest
 from perennial.foundation.streams import stream
 
 
-def class_order(
+def order_classes(
     config_order: str | Sequence[str], classes: Sequence[str], seed: int, earlier: Sequence[str] = ()
 ) -> tuple[int, ...]:
     """The raw index of the class at each position.
@@ -32,7 +32,7 @@ def class_order(
         raise ConfigError(f"data.classes: {', '.join(gone)} belonged to the earlier tasks and must stay")
     position = {name: index for index, name in enumerate(classes)}
     if not isinstance(config_order, str):
-        return _explicit_order(tuple(config_order), position, earlier)
+        return _resolve_order(tuple(config_order), position, earlier)
     fixed = [position[name] for name in earlier]
     fresh = np.array([index for name, index in position.items() if name not in set(earlier)], dtype=np.int64)
     if config_order == "1993":
@@ -42,12 +42,12 @@ def class_order(
     return (*fixed, *fresh.tolist())
 
 
-def _explicit_order(
+def _resolve_order(
     names: tuple[str, ...], position: dict[str, int], earlier: Sequence[str]
 ) -> tuple[int, ...]:
     for name in names:
         if name not in position:
-            raise ConfigError(f"tasks.order: unknown class {name!r}{nearest(name, position)}")
+            raise ConfigError(f"tasks.order: unknown class {name!r}{suggest_nearest(name, position)}")
     if len(set(names)) != len(names):
         raise ConfigError("tasks.order: a class is listed twice; every class belongs to one task")
     absent = [name for name in position if name not in names]
@@ -60,7 +60,7 @@ def _explicit_order(
     return tuple(position[name] for name in names)
 
 
-def class_order_hash(classes: Sequence[str], order: Sequence[int]) -> str:
+def hash_class_order(classes: Sequence[str], order: Sequence[int]) -> str:
     """sha256 (hex) of the comma-joined class names in order: a property of names, not of indices."""
     return hashlib.sha256(",".join(classes[index] for index in order).encode()).hexdigest()
 
@@ -92,18 +92,18 @@ class TaskSchedule:
 
     def num_classes(self, task: int) -> int:
         """M_t: classes known once task t has begun."""
-        return self.boundaries[self._checked(task)]
+        return self.boundaries[self._check_task(task)]
 
-    def classes_of(self, task: int) -> range:
+    def list_classes(self, task: int) -> range:
         """Internal labels that task t brings."""
-        return range(self.boundaries[self._checked(task) - 1], self.boundaries[task])
+        return range(self.boundaries[self._check_task(task) - 1], self.boundaries[task])
 
     def extend(self, sizes: Sequence[int], rounds: Sequence[int]) -> "TaskSchedule":
         """The same tasks, followed by new ones of these sizes (in classes) and rounds."""
         ends = np.cumsum([self.boundaries[-1], *sizes])[1:].tolist()
         return TaskSchedule((*self.boundaries, *ends), (*self.rounds, *rounds))
 
-    def _checked(self, task: int) -> int:
+    def _check_task(self, task: int) -> int:
         if not 1 <= task <= self.count:
             raise ValueError(f"task {task} is not one of 1..{self.count}")
         return task
@@ -118,35 +118,35 @@ def build_schedule(tasks: TasksConfig, num_classes: int, earlier: TaskSchedule |
     if earlier is not None and earlier.boundaries[-1] == num_classes:
         return earlier
     if earlier is None:
-        sizes = _sizes(tasks, num_classes)
-        return TaskSchedule((0, *np.cumsum(sizes).tolist()), _rounds(tasks, len(sizes)))
-    sizes = _later_sizes(tasks, num_classes, earlier)
-    rounds = _rounds(tasks, earlier.count + len(sizes))
+        sizes = _compute_sizes(tasks, num_classes)
+        return TaskSchedule((0, *np.cumsum(sizes).tolist()), _list_rounds(tasks, len(sizes)))
+    sizes = _compute_later_sizes(tasks, num_classes, earlier)
+    rounds = _list_rounds(tasks, earlier.count + len(sizes))
     if not isinstance(tasks.rounds, int) and rounds[: earlier.count] != earlier.rounds:
         done = list(earlier.rounds)
         raise ConfigError(f"tasks.rounds: must start with the earlier tasks' {done}; found {list(rounds)}")
     return earlier.extend(sizes, rounds[earlier.count :])
 
 
-def _sizes(tasks: TasksConfig, num_classes: int) -> list[int]:
+def _compute_sizes(tasks: TasksConfig, num_classes: int) -> list[int]:
     if tasks.count is not None:
-        return _equal(num_classes, tasks.count, f"tasks.count: {tasks.count} tasks")
+        return _divide_equally(num_classes, tasks.count, f"tasks.count: {tasks.count} tasks")
     assert tasks.increments is not None
-    return _increments(tasks.increments, num_classes)
+    return _expand_increments(tasks.increments, num_classes)
 
 
-def _later_sizes(tasks: TasksConfig, num_classes: int, earlier: TaskSchedule) -> list[int]:
+def _compute_later_sizes(tasks: TasksConfig, num_classes: int, earlier: TaskSchedule) -> list[int]:
     """Sizes of the tasks after the earlier ones."""
     known, fresh = earlier.boundaries[-1], num_classes - earlier.boundaries[-1]
     if fresh < 0:
         raise ConfigError(f"data.classes: {num_classes} classes, but the earlier tasks hold {known}")
     if tasks.count is not None:
         text = f"tasks.count: {tasks.count} tasks, of which {earlier.count} are done, and {fresh} new classes"
-        return _equal(fresh, tasks.count - earlier.count, text)
+        return _divide_equally(fresh, tasks.count - earlier.count, text)
     assert tasks.increments is not None
     if isinstance(tasks.increments, int):
-        return _increments(tasks.increments, fresh)
-    sizes = _sizes(tasks, num_classes)
+        return _expand_increments(tasks.increments, fresh)
+    sizes = _compute_sizes(tasks, num_classes)
     if np.cumsum([0, *sizes])[: earlier.count + 1].tolist() != list(earlier.boundaries):
         done = np.diff(earlier.boundaries).tolist()
         raise ConfigError(
@@ -155,7 +155,7 @@ def _later_sizes(tasks: TasksConfig, num_classes: int, earlier: TaskSchedule) ->
     return sizes[earlier.count :]
 
 
-def _equal(classes: int, parts: int, text: str) -> list[int]:
+def _divide_equally(classes: int, parts: int, text: str) -> list[int]:
     """Sizes that differ by at most 1, larger first; never an empty task."""
     if parts == 0 and classes == 0:
         return []
@@ -165,7 +165,7 @@ def _equal(classes: int, parts: int, text: str) -> list[int]:
     return [whole + 1] * more + [whole] * (parts - more)
 
 
-def _increments(increments: int | tuple[int, ...], classes: int) -> list[int]:
+def _expand_increments(increments: int | tuple[int, ...], classes: int) -> list[int]:
     if isinstance(increments, int):
         if classes % increments:
             raise ConfigError(
@@ -178,7 +178,7 @@ def _increments(increments: int | tuple[int, ...], classes: int) -> list[int]:
     return list(increments)
 
 
-def _rounds(tasks: TasksConfig, count: int) -> tuple[int, ...]:
+def _list_rounds(tasks: TasksConfig, count: int) -> tuple[int, ...]:
     return (tasks.rounds,) * count if isinstance(tasks.rounds, int) else tuple(tasks.rounds)
 
 
@@ -201,7 +201,7 @@ class Registry:
 
     @property
     def order_hash(self) -> str:
-        return class_order_hash(self.classes, range(len(self.classes)))
+        return hash_class_order(self.classes, range(len(self.classes)))
 
     def as_tasks(self) -> TasksConfig:
         """The `tasks` block that lists this registry's class order, task sizes and rounds."""
@@ -218,6 +218,6 @@ def build_registry(
     Raises ConfigError where names, tasks and the earlier registry do not fit one another.
     """
     known = earlier.classes if earlier else ()
-    order = class_order(tasks.order, names, seed, known)
+    order = order_classes(tasks.order, names, seed, known)
     schedule = build_schedule(tasks, len(names), earlier.schedule if earlier else None)
     return Registry(tuple(names[index] for index in order), schedule)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.splits import KeyedHash, Purpose, content_groups, record_contents
+from perennial.data.splits import KeyedHash, Purpose, group_by_content, record_contents
 
 Part = Literal["train", "validation", "calibration", "test"]
 NOTHING = torch.empty(0, dtype=torch.int64)
@@ -59,7 +59,7 @@ class SiteData:
         """(C, H, W) of images, (D,) of tables."""
         return tuple(self.x.shape[1:])
 
-    def contents_of(self, rows: Tensor) -> np.ndarray:
+    def hash_contents(self, rows: Tensor) -> np.ndarray:
         """(n, 32) uint8 content hashes (record_identity.record_contents) of the records at rows."""
         if self.contents is not None:
             return self.contents[rows.cpu().numpy()]
@@ -70,7 +70,7 @@ class SiteData:
         indices: Tensor = getattr(self, part)
         return indices
 
-    def task_indices(self, part: Part, low: int, high: int) -> Tensor:
+    def find_task_indices(self, part: Part, low: int, high: int) -> Tensor:
         """Indices of the samples of one part whose internal label is in low .. high - 1."""
         asked = part, low, high
         if asked not in self._of_tasks:
@@ -81,17 +81,17 @@ class SiteData:
 
     def counts(self, part: Part, num_classes: int) -> Tensor:
         """(num_classes,) int64 number of samples in one part, for classes 0 .. num_classes - 1."""
-        return torch.bincount(self.y[self.task_indices(part, 0, num_classes)], minlength=num_classes)
+        return torch.bincount(self.y[self.find_task_indices(part, 0, num_classes)], minlength=num_classes)
 
-    def one_of_each_patient(self, rows: Tensor, purpose: Purpose = "counts") -> Tensor:
+    def choose_one_per_patient(self, rows: Tensor, purpose: Purpose = "counts") -> Tensor:
         """(p,) of the rows, one for each patient: the one whose content has the lowest keyed hash.
 
         The choice for one patient does not depend on other patients.
         """
         if len(rows) == 0:
             return rows
-        patients = self.keyed.numbered(rows).numpy()
-        contents = KeyedHash(self.keyed.key, content_groups(self.x[rows]))
+        patients = self.keyed.number_groups(rows).numpy()
+        contents = KeyedHash(self.keyed.key, group_by_content(self.x[rows]))
         order = np.lexsort((contents.values(purpose, np.arange(len(rows))), patients))
         _, first = np.unique(patients[order], return_index=True)
         return rows[torch.from_numpy(np.sort(order[first]))]

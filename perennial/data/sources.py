@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from perennial.data.config import SOURCES, DataConfig, kind_of
+from perennial.data.config import SOURCES, DataConfig, find_kind
 from perennial.data.samples import Source, select_classes
 from perennial.foundation import keywords, plugins
 from perennial.foundation.errors import ConfigError, DataError
@@ -14,7 +14,7 @@ def load(config: DataConfig, seed: int, cache: Path | None = None) -> Source:
     seed: for data that is generated. cache: a private folder in which decoded images may be kept.
     Raises DataError or ConfigError naming the file, row, label or key that is wrong.
     """
-    kind = kind_of(config.source)
+    kind = find_kind(config.source)
     if kind.collected and config.path is None:
         raise DataError(
             "data.path: missing; this experiment has no data of its own, only deployed sites have"

@@ -34,26 +34,26 @@ DIGEST_BYTES = 32
 _RANGE = 2**64
 
 
-def simulation_key(seed: int) -> bytes:
+def derive_simulation_key(seed: int) -> bytes:
     """(32 bytes) The key of a simulation, by which its run repeats. Whoever has the seed has it too."""
     return hashlib.sha256(f"perennial: key of simulated splits, seed {seed}".encode()).digest()
 
 
-def content_groups(x: Tensor) -> np.ndarray:
+def group_by_content(x: Tensor) -> np.ndarray:
     """(N, 32) uint8: a group for each sample from its raw bytes, equal for samples of equal content.
 
     x: (N, ...) as a source gave it, before anything that depends on other samples is done to it.
     """
     rows = x.cpu().contiguous().reshape(len(x), -1).numpy()
-    return _digests("content", (row.data for row in rows), len(rows))
+    return _hash_contents("content", (row.data for row in rows), len(rows))
 
 
-def text_groups(kind: Literal["content", "patient"], texts: Sequence[str]) -> np.ndarray:
+def group_by_text(kind: Literal["content", "patient"], texts: Sequence[str]) -> np.ndarray:
     """(N, 32) uint8: the group of each text, which is a table's row ("content") or a patient's name."""
-    return _digests(kind, (text.encode() for text in texts), len(texts))
+    return _hash_contents(kind, (text.encode() for text in texts), len(texts))
 
 
-def patient_groups(
+def group_by_patient(
     names: Sequence[str], where: Callable[[int], str], missing: Sequence[str] = ("",)
 ) -> np.ndarray:
     """(N, 32) uint8: the group of each sample, the same for all samples of one patient.
@@ -68,10 +68,10 @@ def patient_groups(
             f"{where(row)}: the patient is empty{found}; every sample needs one: fill it in, or take "
             "the row out"
         )
-    return text_groups("patient", names)
+    return group_by_text("patient", names)
 
 
-def _digests(kind: str, contents: Iterator[bytes | memoryview], count: int) -> np.ndarray:
+def _hash_contents(kind: str, contents: Iterator[bytes | memoryview], count: int) -> np.ndarray:
     found = np.empty((count, DIGEST_BYTES), dtype=np.uint8)
     for row, content in enumerate(contents):
         digest = hashlib.sha256(f"{kind}:".encode())
@@ -100,7 +100,7 @@ class KeyedHash:
         """
         if share <= 0 or len(rows) == 0:
             return rows[:0], rows
-        chosen = below(self.values(purpose, rows), share)
+        chosen = mask_below(self.values(purpose, rows), share)
         return rows[chosen], rows[~chosen]
 
     def cap(self, rows: np.ndarray, limit: float, purpose: Purpose) -> np.ndarray:
@@ -117,13 +117,13 @@ class KeyedHash:
         found, more = ({group.tobytes() for group in self.groups[part]} for part in (rows, others))
         return len(found & more)
 
-    def numbered(self, rows: Tensor) -> Tensor:
+    def number_groups(self, rows: Tensor) -> Tensor:
         """(n,) int64: number of each record's group, from 0; equal for records that belong together."""
         _, index = np.unique(self.groups[rows.numpy()], axis=0, return_inverse=True)
         return torch.from_numpy(index.astype(np.int64).reshape(-1))
 
 
-def below(values: np.ndarray, share: float) -> np.ndarray:
+def mask_below(values: np.ndarray, share: float) -> np.ndarray:
     """(n,) bool: whether each keyed hash, (n,) uint64, lies in the lowest `share` of the range of uint64."""
     if share >= 1:
         return np.ones(len(values), dtype=bool)
@@ -142,9 +142,9 @@ def record_contents(x: Tensor, columns: Columns | None = None) -> np.ndarray:
     """
     head = f"{x.dtype} {tuple(x.shape[1:])}"
     if columns is not None:
-        from perennial.data.table_columns import feature_ranges
+        from perennial.data.table_columns import locate_features
 
-        names, places = sorted(columns), feature_ranges(columns)
+        names, places = sorted(columns), locate_features(columns)
         head = repr([(name, columns[name]) for name in names])
         x = x[:, [place for name in names for place in places[name]]]
     rows = x.cpu().contiguous().flatten(1).numpy()
@@ -156,7 +156,7 @@ def record_contents(x: Tensor, columns: Columns | None = None) -> np.ndarray:
     return found
 
 
-def identities(key: bytes, purpose: str, contents: Iterable[bytes]) -> np.ndarray:
+def compute_identities(key: bytes, purpose: str, contents: Iterable[bytes]) -> np.ndarray:
     """(N, 16) uint8: HMAC-SHA256 of each content under the site's key, cut to 16 bytes.
 
     purpose: of the hash; two purposes have nothing in common.

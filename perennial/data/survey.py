@@ -13,29 +13,29 @@ import numpy as np
 
 from perennial.data.config import DICOM_PATIENT
 from perennial.data.csv_file import CsvFile, Decimal, read_csv
-from perennial.data.folder import SUFFIXES, files_inside
-from perennial.data.image_survey import Survey, have_patients, with_images
+from perennial.data.folder import SUFFIXES, walk_files
+from perennial.data.image_survey import Survey, have_patients, survey_images
 from perennial.data.images import is_dicom
 from perennial.data.refused import (
+    find_volume_format,
     follow_up,
     require_classes,
     require_readable,
-    volumes_in,
 )
 from perennial.data.suspicion import (
     Suspicion,
-    decimals,
+    ask_about_cells,
+    ask_about_numbers,
+    ask_whose,
+    find_words,
+    has_decimals,
+    inspect_names,
+    inspect_table,
     is_identifier,
-    odd_cells,
-    odd_numbers,
+    is_repeated_identifier,
     read_as_answered,
-    repeats,
-    suspicious_names,
-    suspicious_table,
-    whose,
-    words_among_numbers,
 )
-from perennial.data.table_columns import absent, discover, grouped
+from perennial.data.table_columns import describe_groups, discover, mask_missing
 from perennial.foundation.errors import DataError
 
 LABELS = ("label", "class", "diagnosis", "diagnose", "dx", "target", "outcome", "disease", "y")
@@ -93,20 +93,20 @@ def survey(
     """
     path = Path(os.path.abspath(path.expanduser()))
     if path.is_dir():
-        return _folder(path, patient, layout)
+        return _survey_folder(path, patient, layout)
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     require_readable(path)
     if path.suffix.lower() == ".npz":
-        return _npz(path)
+        return _survey_npz(path)
     file = read_csv(path, decimal=decimal, units=units, limits=limits)
     if {"path", "label"} <= file.columns.keys():
-        return _manifest(file, patient)
-    questions = odd_numbers(file, missing)
+        return _survey_manifest(file, patient)
+    questions = ask_about_numbers(file, missing)
     for each in questions:
         # looked at as if the answer were yes, which the file says only after somebody gave it
         file = read_as_answered(file, each)
-    found = _table(file, label, site, patient, missing)
+    found = _survey_table(file, label, site, patient, missing)
     # under a protection a site has to state it where it could be either
     stated = decimal or (file.decimal if file.separator in (";", "\t") else None)
     said = {"missing": [*missing], "decimal": stated, "units": dict(units or {}), "limits": [*limits]}
@@ -117,12 +117,12 @@ def survey(
     )
 
 
-def _folder(root: Path, patient: str | None, layout: Layout | None) -> Survey:
+def _survey_folder(root: Path, patient: str | None, layout: Layout | None) -> Survey:
     """Images below class folders, or class folders below folders of parts or of sites."""
     left_out = list[Path]()
-    files = [*_images(root, left_out)]
+    files = [*_walk_images(root, left_out)]
     if not files:
-        if kind := volumes_in(root):
+        if kind := find_volume_format(root):
             raise DataError(
                 f"{root}: no image in it, but volumes in {kind}, which are not read; write the slices that "
                 "matter as PNG or DICOM into class folders"
@@ -144,7 +144,7 @@ def _folder(root: Path, patient: str | None, layout: Layout | None) -> Survey:
     for names in parts:
         if len(names) > 2:
             below[names[0]].add(names[1])
-    natural = layout == "site/class" or (layout is None and _are_sites(top, below))
+    natural = layout == "site/class" or (layout is None and _has_site_folders(top, below))
     within = set[str]().union(*below.values())
     if layout is None and not natural and top != PARTS and within and not within <= PARTS:
         raise TwoLevels(root, {name: sorted(below[name]) for name in sorted(top)})
@@ -177,8 +177,8 @@ def _folder(root: Path, patient: str | None, layout: Layout | None) -> Survey:
     names = [path.name for path in files]
     if patient is None and have_patients(files):
         patient = DICOM_PATIENT
-    guess = patient or _patient_pattern(names, len(samples))
-    return with_images(
+    guess = patient or _guess_patient_pattern(names, len(samples))
+    return survey_images(
         files,
         Survey(
             "folder",
@@ -192,7 +192,7 @@ def _folder(root: Path, patient: str | None, layout: Layout | None) -> Survey:
     )
 
 
-def _are_sites(top: set[str], below: dict[str, set[str]]) -> bool:
+def _has_site_folders(top: set[str], below: dict[str, set[str]]) -> bool:
     """Whether the first level names sites: most second-level names occur below several of its folders."""
     if top == PARTS or set(below) != top or len(top) < 2:
         return False
@@ -200,16 +200,16 @@ def _are_sites(top: set[str], below: dict[str, set[str]]) -> bool:
     return sum(count > 1 for count in counts.values()) >= max(2, len(counts) / 2)
 
 
-def _images(root: Path, left_out: list[Path]) -> Iterable[Path]:
-    def passed(_: object) -> None:
+def _walk_images(root: Path, left_out: list[Path]) -> Iterable[Path]:
+    def skip(_: object) -> None:
         """What cannot be read or goes round in circles is for `check` to name."""
 
-    for path in files_inside(root, passed, passed, left_out.append):
+    for path in walk_files(root, skip, skip, left_out.append):
         if path.suffix.lower() in SUFFIXES or is_dicom(path):
             yield path
 
 
-def _patient_pattern(names: Sequence[str], classes: int) -> str | None:
+def _guess_patient_pattern(names: Sequence[str], classes: int) -> str | None:
     """A pattern by which file names fall into groups that look like patients; None without one."""
     for pattern in PATIENT_PATTERNS:
         found = [re.search(pattern, name) for name in names]
@@ -219,10 +219,10 @@ def _patient_pattern(names: Sequence[str], classes: int) -> str | None:
     return None
 
 
-def _manifest(file: CsvFile, patient: str | None) -> Survey:
-    patient = patient or _column(PATIENTS, file.columns)
+def _survey_manifest(file: CsvFile, patient: str | None) -> Survey:
+    patient = patient or _find_column(PATIENTS, file.columns)
     sites = Counter(file.columns["site"].tolist()) if "site" in file.columns else Counter[str]()
-    return with_images(
+    return survey_images(
         [file.path.parent / name for name in file.columns["path"].tolist()],
         Survey(
             "folder",
@@ -235,16 +235,16 @@ def _manifest(file: CsvFile, patient: str | None) -> Survey:
     )
 
 
-def _column(names: Sequence[str], columns: Iterable[str]) -> str | None:
+def _find_column(names: Sequence[str], columns: Iterable[str]) -> str | None:
     found = {name.lower().replace(" ", "_"): name for name in columns}
     return next((found[name] for name in names if name in found), None)
 
 
-def _table(
+def _survey_table(
     file: CsvFile, label: str | None, site: str | None, patient: str | None, missing: Sequence[str]
 ) -> Survey:
     label, site, patient = (
-        given or _column(names, file.columns)
+        given or _find_column(names, file.columns)
         for given, names in ((label, LABELS), (site, SITES), (patient, PATIENTS))
     )
     if label is None:
@@ -256,28 +256,28 @@ def _table(
         if name is not None and name not in file.columns:
             raise DataError(f"{file.path}: no column {name!r}; found {', '.join(file.columns)}")
     labels = file.columns[label]
-    samples = Counter(labels[~absent(labels, missing)].tolist())
+    samples = Counter(labels[~mask_missing(labels, missing)].tolist())
     require_classes(str(file.path), label, [*samples], MOST_CLASSES)
     columns: dict[str, Any] = {}
     codes, ignored, notes = [], dict[str, str](), list(file.notes)
     questions, odd = list[Suspicion](), dict[str, list[str]]()
-    if unlabelled := np.flatnonzero(absent(labels)).tolist():
+    if unlabelled := np.flatnonzero(mask_missing(labels)).tolist():
         notes.append(
             f"{file.where(unlabelled[0])}: no class in column {label!r}, nor in {len(unlabelled) - 1} other "
             "rows; a run needs one in every row: fill them in, or take these rows out"
         )
     for name in (name for name in file.columns if name not in (label, site, patient)):
         texts = file.columns[name]
-        present = texts[~absent(texts, missing)]
+        present = texts[~mask_missing(texts, missing)]
         distinct = np.unique(present).tolist()
         if _is_identifier(name, distinct, len(texts)):
             ignored[name] = "another value in each row, and the name of an identifier"
             continue
-        if repeats(name, present):
+        if is_repeated_identifier(name, present):
             ignored[name] = "the name of an identifier, some of whose values repeat"
-            questions.append(whose(name, present, patient))
+            questions.append(ask_whose(name, present, patient))
             continue
-        if words := words_among_numbers(present, file):
+        if words := find_words(present, file):
             odd[name] = words
             present = present[~np.isin(present, np.array(words, dtype=present.dtype))]
             distinct = np.unique(present).tolist()
@@ -289,14 +289,14 @@ def _table(
             continue
         if kind == "date":
             ignored[name] = "a date: it says when, and nothing of new patients"
-        elif kind == "numeric" and _are_codes(distinct):
+        elif kind == "numeric" and _has_codes(distinct):
             codes.append(name)
             columns[name] = discover(file, [name], {name: "category"}, missing)[name]
         else:
             columns[name] = kind
-            notes += [f"column {name!r} has {said}"] if (said := grouped(kind)) else []
+            notes += [f"column {name!r} has {said}"] if (said := describe_groups(kind)) else []
     if odd:
-        questions.insert(0, odd_cells(odd))
+        questions.insert(0, ask_about_cells(odd))
         missing = [*missing, *questions[0].value]
     options = {"label_column": label} | ({"site_column": site} if site else {})
     for name in follow_up(label, columns):
@@ -308,8 +308,8 @@ def _table(
                 {name: "ignore"},
             )
         )
-    questions += suspicious_table(file, label, columns, patient, missing, site=site)
-    questions += suspicious_names(samples)
+    questions += inspect_table(file, label, columns, patient, missing, site=site)
+    questions += inspect_names(samples)
     return Survey(
         "csv",
         file.path,
@@ -328,10 +328,10 @@ def _table(
 def _is_identifier(name: str, distinct: Sequence[str], rows: int) -> bool:
     words = re.split(r"[_\W]+", name.lower())
     named = is_identifier(name) or bool({"id", "nr", "no", "number", "key", "name"} & set(words))
-    return named and len(distinct) == rows > 1 and not decimals(distinct)
+    return named and len(distinct) == rows > 1 and not has_decimals(distinct)
 
 
-def _are_codes(distinct: Sequence[str]) -> bool:
+def _has_codes(distinct: Sequence[str]) -> bool:
     """Whether numbers are three to ten different small whole ones."""
     try:
         values = {float(text) for text in distinct}
@@ -340,7 +340,7 @@ def _are_codes(distinct: Sequence[str]) -> bool:
     return 2 < len(values) <= 10 and all(value.is_integer() and 0 <= value <= 20 for value in values)
 
 
-def _npz(path: Path) -> Survey:
+def _survey_npz(path: Path) -> Survey:
     try:
         with np.load(path, allow_pickle=False) as file:
             if not {"x", "y"} <= set(file.files):

@@ -19,11 +19,18 @@ import yaml
 
 from perennial.data import csv_file
 from perennial.data.config import DataConfig
-from perennial.data.csv_file import CsvFile, read_csv, with_points
-from perennial.data.leaks import ALMOST, APART, filled_for_one_class, is_outcome, told_alone, told_together
-from perennial.data.refused import several_in_one
+from perennial.data.csv_file import CsvFile, normalise_decimals, read_csv
+from perennial.data.leaks import (
+    ALMOST,
+    APART,
+    find_filled_class,
+    find_telling_pairs,
+    is_outcome,
+    score_column,
+)
+from perennial.data.refused import describe_joined_classes
 from perennial.data.site import Part, SiteData
-from perennial.data.table_columns import MOSTLY, absent, is_number
+from perennial.data.table_columns import MOSTLY, is_number, mask_missing
 
 Value = str | Sequence[str] | Mapping[str, str]
 NEARLY = 0.97
@@ -86,7 +93,7 @@ def answer(key: str, value: Value) -> str:
     return f"{key}: {shown.strip().removesuffix('...').strip()}"
 
 
-def suspicions(
+def find_suspicions(
     config: DataConfig, sites: Mapping[str, SiteData], classes: Sequence[str], test: SiteData | None = None
 ) -> Iterator[Suspicion]:
     """Yield questions about data that were read.
@@ -98,7 +105,7 @@ def suspicions(
     if config.source == "csv" and config.path is not None and first.columns is not None:
         path = Path(config.path).expanduser()
         file = read_csv(path, config.decimal, config.units, config.limits)
-        yield from suspicious_table(
+        yield from inspect_table(
             file,
             config.label_column,
             first.columns,
@@ -108,16 +115,16 @@ def suspicions(
             config.site_column,
         )
     counts = torch.bincount(first.y, minlength=len(classes)).tolist()
-    yield from suspicious_names({name: n for name, n in zip(classes, counts, strict=True) if n})
+    yield from inspect_names({name: n for name, n in zip(classes, counts, strict=True) if n})
     if config.partition.kind != "natural" and len(sites) > 1:
         parts = {part: torch.cat([site.part(part) for site in sites.values()]) for part in PARTS}
         parts |= {} if test is None else {"test": test.test}
         sites = {"": replace(first, name="the data", **parts)}
     for site in sites.values():
-        yield from suspicious_records(site, classes)
+        yield from inspect_records(site, classes)
 
 
-def suspicious_table(
+def inspect_table(
     file: CsvFile,
     label: str,
     columns: Mapping[str, Any],
@@ -132,22 +139,22 @@ def suspicious_table(
     one is named. missing, labels: as in DataConfig. site: the column of sites, if there is one.
     """
     given = file.columns[label]
-    present = ~absent(given, missing)
+    present = ~mask_missing(given, missing)
     if not labels:
-        yield from _quantity(label, given[present])
+        yield from _inspect_labels(label, given[present])
     for name, kind in columns.items():
         texts = file.columns[name]
-        here = ~absent(texts, missing)
-        if repeats(name, texts[here]):
-            yield whose(name, texts[here], patient)
+        here = ~mask_missing(texts, missing)
+        if is_repeated_identifier(name, texts[here]):
+            yield ask_whose(name, texts[here], patient)
         elif kind == "numeric":
-            yield from _codes(name, with_points(texts[here], file.decimal))
+            yield from _inspect_codes(name, normalise_decimals(texts[here], file.decimal))
         elif not isinstance(kind, str):
-            yield from _spellings(name, texts[here])
-    yield from _telling(file, given, present, columns, missing, site)
+            yield from _inspect_spellings(name, texts[here])
+    yield from _inspect_leaks(file, given, present, columns, missing, site)
 
 
-def _quantity(label: str, labels: np.ndarray) -> Iterator[Suspicion]:
+def _inspect_labels(label: str, labels: np.ndarray) -> Iterator[Suspicion]:
     found = np.unique(labels).tolist()
     if len(found) <= 10 or not all(map(is_number, found)):
         return
@@ -167,20 +174,20 @@ def is_identifier(name: str) -> bool:
     return bool(words) and all(_IDENTIFIER.fullmatch(word.lower()) for word in words)
 
 
-def repeats(name: str, present: np.ndarray) -> bool:
+def is_repeated_identifier(name: str, present: np.ndarray) -> bool:
     """Whether a column is named like an identifier, and its values, `present`, occur in several rows."""
     if not is_identifier(name):
         return False
     found = np.unique(present).tolist()
-    return len(found) >= max(10, len(present) / 20) and len(found) < len(present) and not decimals(found)
+    return len(found) >= max(10, len(present) / 20) and len(found) < len(present) and not has_decimals(found)
 
 
-def decimals(texts: Sequence[str]) -> bool:
+def has_decimals(texts: Sequence[str]) -> bool:
     """Whether all texts are numbers and some have a fraction, as measurements do."""
     return all(map(is_number, texts)) and not all(float(text).is_integer() for text in texts)
 
 
-def whose(name: str, present: np.ndarray, patient: str | None) -> Suspicion:
+def ask_whose(name: str, present: np.ndarray, patient: str | None) -> Suspicion:
     """Ask whether a repeating identifier names patients, or whether to ignore it if `patient` does.
 
     name, present: of the column, and its values. patient: the column that names patients, if one does.
@@ -193,40 +200,42 @@ def whose(name: str, present: np.ndarray, patient: str | None) -> Suspicion:
     return Suspicion(f"{text}; it says nothing of a new patient", "column_kinds", {name: "ignore"})
 
 
-def words_among_numbers(present: np.ndarray, file: CsvFile) -> list[str]:
+def find_words(present: np.ndarray, file: CsvFile) -> list[str]:
     """Texts without a digit in a column that is meant to hold numbers; `present`: its cells.
 
     Of texts that usually mean unknown at least half of the other cells are numbers, of others most.
     """
     found, counts = np.unique(present, return_counts=True)
-    texts = list(zip(found.tolist(), with_points(found, file.decimal).tolist(), counts.tolist(), strict=True))
+    texts = list(
+        zip(found.tolist(), normalise_decimals(found, file.decimal).tolist(), counts.tolist(), strict=True)
+    )
     numbers = sum(count for _, point, count in texts if is_number(point))
     words = [text for text, point, _ in texts if not is_number(point) and not any(map(str.isdigit, text))]
     least = 0.5 if all(word.casefold() in UNKNOWN for word in words) else MOSTLY
     return words if numbers >= least * len(present) else []
 
 
-def odd_cells(words: Mapping[str, Sequence[str]]) -> Suspicion:
+def ask_about_cells(words: Mapping[str, Sequence[str]]) -> Suspicion:
     """One question on all texts that stand among numbers. words: column -> its texts."""
     every = sorted({word for texts in words.values() for word in texts})
     shown = "; ".join(f"{name}: {', '.join(map(repr, texts[:5]))}" for name, texts in [*words.items()][:8])
     return Suspicion(f"texts among numbers may mean unknown ({shown})", "missing", every)
 
 
-def odd_numbers(file: CsvFile, missing: Sequence[str] = ()) -> list[Suspicion]:
+def ask_about_numbers(file: CsvFile, missing: Sequence[str] = ()) -> list[Suspicion]:
     """Questions on numbers that are not written alike: behind < or >, before a unit, by two decimal signs."""
     units, below, mixed = dict[str, str](), list[str](), dict[str, str]()
     shown = dict[str, str]()
     for name, texts in file.columns.items():
-        present = texts[~absent(texts, missing)]
-        unit, limits = csv_file.odd_numbers(present)
+        present = texts[~mask_missing(texts, missing)]
+        unit, limits = csv_file.find_odd_numbers(present)
         odd = [text for text in np.unique(present).tolist() if not is_number(text)]
         odd.sort(key=lambda text: text[0] not in "<>\u2264\u2265")
         shown[name] = f"{name}: {', '.join(map(repr, odd[:2]))}"
         units |= {name: unit} if unit else {}
         below += [name] * limits
-        cells = file.cleaned(units, below).columns[name][~absent(texts, missing)]
-        if file.decimal == "." and len(cells) and csv_file.other_decimal(cells, "."):
+        cells = file.clean(units, below).columns[name][~mask_missing(texts, missing)]
+        if file.decimal == "." and len(cells) and csv_file.has_other_decimal(cells, "."):
             mixed[name] = shown[name]
     found = list[Suspicion]()
     if units:
@@ -246,11 +255,11 @@ def odd_numbers(file: CsvFile, missing: Sequence[str] = ()) -> list[Suspicion]:
 def read_as_answered(file: CsvFile, question: Suspicion) -> CsvFile:
     """The file as it is read after yes to a question of odd_numbers()."""
     if isinstance(question.value, Mapping):
-        return file.cleaned(question.value, ())
-    return replace(file, decimal=",") if question.key == "decimal" else file.cleaned({}, question.value)
+        return file.clean(question.value, ())
+    return replace(file, decimal=",") if question.key == "decimal" else file.clean({}, question.value)
 
 
-def _codes(name: str, present: np.ndarray) -> Iterator[Suspicion]:
+def _inspect_codes(name: str, present: np.ndarray) -> Iterator[Suspicion]:
     """Numbers that may stand for an unknown value: nines or -1, far from all others."""
     texts, counts = np.unique(present, return_counts=True)
     values = {text: float(text) for text in texts.tolist() if is_number(text)}
@@ -271,13 +280,13 @@ def _codes(name: str, present: np.ndarray) -> Iterator[Suspicion]:
             )
 
 
-def _spellings(name: str, present: np.ndarray) -> Iterator[Suspicion]:
+def _inspect_spellings(name: str, present: np.ndarray) -> Iterator[Suspicion]:
     found = Counter(present.tolist())
     # codes that are numbers are one category, however they are written
-    for several in [] if all(map(is_number, found)) else alike(found):
+    for several in [] if all(map(is_number, found)) else group_alike(found):
         yield Suspicion(
-            f"column {name!r} has {_listed(several, found)} as categories of their own; if they mean one "
-            "thing, write them alike in the file"
+            f"column {name!r} has {_format_counts(several, found)} as categories of their own; if "
+            f"they mean one thing, write them alike in the file"
         )
     for text in (text for text in found if text.casefold() in UNKNOWN):
         yield Suspicion(
@@ -285,7 +294,7 @@ def _spellings(name: str, present: np.ndarray) -> Iterator[Suspicion]:
         )
 
 
-def alike(names: Iterable[str]) -> list[list[str]]:
+def group_alike(names: Iterable[str]) -> list[list[str]]:
     """Groups of names that differ in case, spelling of a number, blanks or joining signs alone."""
     found: defaultdict[object, list[str]] = defaultdict(list)
     for name in names:
@@ -294,21 +303,21 @@ def alike(names: Iterable[str]) -> list[list[str]]:
     return [group for group in found.values() if len(group) > 1]
 
 
-def suspicious_names(samples: Mapping[str, int]) -> Iterator[Suspicion]:
+def inspect_names(samples: Mapping[str, int]) -> Iterator[Suspicion]:
     """Classes that may be one, or several in one. samples: by class."""
-    if text := several_in_one(samples):
+    if text := describe_joined_classes(samples):
         yield Suspicion(text)
-    for group in alike(samples):
+    for group in group_alike(samples):
         kept = max(group, key=lambda name: samples[name])
         others = {name: kept for name in group if name != kept}
-        yield Suspicion(f"classes {_listed(group, samples)} may be one", "labels", others)
+        yield Suspicion(f"classes {_format_counts(group, samples)} may be one", "labels", others)
 
 
-def _listed(names: Sequence[str], counts: Mapping[str, int]) -> str:
+def _format_counts(names: Sequence[str], counts: Mapping[str, int]) -> str:
     return " and ".join(f"{name!r} ({counts[name]})" for name in names)
 
 
-def _telling(
+def _inspect_leaks(
     file: CsvFile,
     labels: np.ndarray,
     present: np.ndarray,
@@ -322,28 +331,30 @@ def _telling(
     classes, y = np.unique(labels[rows], return_inverse=True)
     asked = [name for name in names if is_outcome(name)]
     for name in asked:
-        yield _after(name, f"column {name!r} has the name of an outcome")
+        yield _ask_to_ignore(name, f"column {name!r} has the name of an outcome")
     if len(rows) < LEAST_ROWS or not 1 < y.max() + 1 <= len(rows) / 10 or len(names) > MOST_COLUMNS:
         return
     shares = dict[str, float]()
     for name in (name for name in names if name not in asked):
         texts = file.columns[name][rows]
-        here = ~absent(texts, missing)
+        here = ~mask_missing(texts, missing)
         sites = None if site is None else file.columns[site][rows]
-        if (found := filled_for_one_class(texts, y, here, sites)) is not None:
+        if (found := find_filled_class(texts, y, here, sites)) is not None:
             held, empty = (str(classes[place]) for place in found)
-            yield _after(name, f"column {name!r} is filled for {held!r} and mostly empty for {empty!r}")
+            yield _ask_to_ignore(
+                name, f"column {name!r} is filled for {held!r} and mostly empty for {empty!r}"
+            )
             asked.append(name)
             continue
-        shares[name] = told_alone(texts, y, ~here, file)
+        shares[name] = score_column(texts, y, ~here, file)
     for name, share in shares.items():
         others = max((other for key, other in shares.items() if key != name), default=0.5)
         if share >= NEARLY or share >= max(ALMOST, others + APART):
             rightly = f"tells the class rightly in {100 * share:.0f} % of other rows"
-            yield _after(name, f"column {name!r} alone {rightly}")
+            yield _ask_to_ignore(name, f"column {name!r} alone {rightly}")
             asked.append(name)
     left = [name for name in names if name not in asked]
-    for one, other, share in told_together(file, left, rows, y, missing):
+    for one, other, share in find_telling_pairs(file, left, rows, y, missing):
         rightly = f"tell the class rightly in {100 * share:.0f} % of other rows, and neither does alone"
         yield Suspicion(
             f"columns {one!r} and {other!r} together {rightly}; they may be known only after the diagnosis",
@@ -352,11 +363,11 @@ def _telling(
         )
 
 
-def _after(name: str, found: str) -> Suspicion:
+def _ask_to_ignore(name: str, found: str) -> Suspicion:
     return Suspicion(f"{found}; it may be known only after the diagnosis", "column_kinds", {name: "ignore"})
 
 
-def suspicious_records(site: SiteData, classes: Sequence[str]) -> Iterator[Suspicion]:
+def inspect_records(site: SiteData, classes: Sequence[str]) -> Iterator[Suspicion]:
     """Images of one site that lie twice under two classes or on both sides of a split, or show nothing."""
     rows = np.concatenate([site.part(part).cpu().numpy() for part in PARTS])
     if site.x.ndim != 4 or not len(rows):
@@ -371,7 +382,7 @@ def suspicious_records(site: SiteData, classes: Sequence[str]) -> Iterator[Suspi
             f"{site.name}: {len(empty)} images have one colour in all pixels, the first {where[min(empty)]}; "
             "take them out, or set data.window if their values lie outside of it"
         )
-    _, number = np.unique(site.contents_of(torch.from_numpy(rows)), axis=0, return_inverse=True)
+    _, number = np.unique(site.hash_contents(torch.from_numpy(rows)), axis=0, return_inverse=True)
     same: defaultdict[int, list[int]] = defaultdict(list)
     for place, content in enumerate(number.reshape(-1).tolist()):
         same[content].append(place)

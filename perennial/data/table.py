@@ -8,22 +8,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.config import DataConfig, left_out
+from perennial.data.config import DataConfig, describe_skipped
 from perennial.data.csv_file import CsvFile, read_csv
 from perennial.data.labels import encode_labels
-from perennial.data.samples import Samples, Source, subgroup_of
-from perennial.data.splits import patient_groups, text_groups
+from perennial.data.samples import Samples, Source, find_subgroups
+from perennial.data.splits import group_by_patient, group_by_text
 from perennial.data.table_columns import (
     MISSING,
     BadCells,
     Columns,
+    count_features,
+    describe_groups,
     discover,
     encode,
-    feature_count,
-    grouped,
-    numeric_indices,
+    locate_numbers,
 )
-from perennial.foundation.errors import ConfigError, DataError, nearest
+from perennial.foundation.errors import ConfigError, DataError, suggest_nearest
 
 
 def load_table(config: DataConfig) -> Source:
@@ -31,14 +31,14 @@ def load_table(config: DataConfig) -> Source:
 
     Raises DataError naming the file, and the line if there is one.
     """
-    file = table_file(config)
+    file = read_table(config)
     texts = file.columns
     named = (config.label_column, config.site_column, config.patient)
     apart = config.subgroup.column if config.subgroup is not None else None
     for name in filter(None, (*named, apart, *config.column_kinds)):
         if name not in texts:
             raise DataError(
-                f"{file.path}: no column {name!r}{nearest(name, texts)}; found {', '.join(texts)}"
+                f"{file.path}: no column {name!r}{suggest_nearest(name, texts)}; found {', '.join(texts)}"
             )
     y, classes = encode_labels(
         texts[config.label_column], config.classes, config.labels, file.where, (*MISSING, *config.missing)
@@ -51,45 +51,45 @@ def load_table(config: DataConfig) -> Source:
     )
     bad = BadCells(file)
     x = torch.from_numpy(encode(file, columns, config.missing, bad))
-    note = left_out(config.unreadable, len(bad.rows), len(y), f"{file.path}: rows with cells that")
+    note = describe_skipped(config.unreadable, len(bad.rows), len(y), f"{file.path}: rows with cells that")
     if note is None:
         bad.refuse()
-    site, site_names = _sites(file, config.site_column)
+    site, site_names = _number_sites(file, config.site_column)
     if config.patient is None:
-        groups = _groups(texts, columns)
+        groups = _group_rows(texts, columns)
     else:
-        groups = patient_groups(
+        groups = group_by_patient(
             texts[config.patient].tolist(),
             lambda row: f"{file.where(row)}, {config.patient}",
             (*MISSING, *config.missing),
         )
     patients = config.patient is not None
-    subgroup = None if apart is None else subgroup_of(texts[apart].tolist(), config)
+    subgroup = None if apart is None else find_subgroups(texts[apart].tolist(), config)
     samples = Samples(
         x, torch.from_numpy(y), site, site_names, groups=groups, patients=patients, subgroup=subgroup
     )
-    notes = [*file.notes, *_notes_on_columns(columns, config)]
+    notes = [*file.notes, *_describe_columns(columns, config)]
     if bad.named:
         notes.append(f"{note}, taken as missing values: {'; '.join(bad.named[:3])}")
     return Source(
         samples,
         None,
         classes,
-        *table_constants(config, columns),
+        *build_table_constants(config, columns),
         columns=columns,
-        fill=table_fill(config, columns),
+        fill=build_table_fill(config, columns),
         notes=tuple(notes),
     )
 
 
-def table_file(config: DataConfig) -> CsvFile:
+def read_table(config: DataConfig) -> CsvFile:
     """The cells of a data block's table. Raises DataError as read_csv does."""
     assert config.path is not None
     path = Path(config.path).expanduser()
     return read_csv(path, config.decimal, config.units, config.limits)
 
 
-def _sites(file: CsvFile, column: str | None) -> tuple[Tensor | None, tuple[str, ...]]:
+def _number_sites(file: CsvFile, column: str | None) -> tuple[Tensor | None, tuple[str, ...]]:
     if column is None:
         return None, ()
     names, index = np.unique(file.columns[column], return_inverse=True)
@@ -98,16 +98,18 @@ def _sites(file: CsvFile, column: str | None) -> tuple[Tensor | None, tuple[str,
     return torch.from_numpy(index.astype(np.int64)), tuple(names.tolist())
 
 
-def _groups(texts: Mapping[str, np.ndarray], columns: Mapping[str, object]) -> np.ndarray:
+def _group_rows(texts: Mapping[str, np.ndarray], columns: Mapping[str, object]) -> np.ndarray:
     """Of each row, from the texts of its features: how they are encoded can depend on other rows."""
     names = sorted(columns)
     rows = zip(*(texts[name].tolist() for name in names), strict=True)
-    return text_groups("content", [json.dumps([names, row]) for row in rows])
+    return group_by_text("content", [json.dumps([names, row]) for row in rows])
 
 
-def _notes_on_columns(columns: Columns, config: DataConfig) -> list[str]:
+def _describe_columns(columns: Columns, config: DataConfig) -> list[str]:
     found = [name for name, kind in columns.items() if kind == "date" and config.columns is None]
-    notes = [f"column {name!r} has {said}" for name, kind in columns.items() if (said := grouped(kind))]
+    notes = [
+        f"column {name!r} has {said}" for name, kind in columns.items() if (said := describe_groups(kind))
+    ]
     return notes + [
         f"column {name!r} holds dates and is read as days since 1970; if it says when a record was made and "
         "nothing of the patient, leave it out with data.column_kinds: ignore"
@@ -115,42 +117,46 @@ def _notes_on_columns(columns: Columns, config: DataConfig) -> list[str]:
     ]
 
 
-def _by_column(values: Tensor, named: Mapping[str, float], indices: Mapping[str, int], key: str) -> None:
+def _assign_by_column(
+    values: Tensor, named: Mapping[str, float], indices: Mapping[str, int], key: str
+) -> None:
     """Write each named column's number to its index in values. Raises ConfigError if the names differ."""
     for name in named:
         if name not in indices:
-            raise ConfigError(f"data.{key}: {name!r} is no numeric column{nearest(name, indices)}")
+            raise ConfigError(f"data.{key}: {name!r} is no numeric column{suggest_nearest(name, indices)}")
     for name, index in indices.items():
         if name not in named:
             raise ConfigError(f"data.{key}: the numeric column {name!r} is missing")
         values[index] = named[name]
 
 
-def table_constants(config: DataConfig, columns: Mapping[str, str | Sequence[str]]) -> tuple[Tensor, Tensor]:
+def build_table_constants(
+    config: DataConfig, columns: Mapping[str, str | Sequence[str]]
+) -> tuple[Tensor, Tensor]:
     """(mean, std), each (D,), that standardise an encoded table.
 
     columns: feature column -> "numeric", "date" or its categories. Numbers and dates take data.normalise, NaN
     without it: the training rows decide; indicators and one-hot codes take 0 and 1.
     """
-    mean, std = torch.zeros(feature_count(columns)), torch.ones(feature_count(columns))
-    indices = numeric_indices(columns)
+    mean, std = torch.zeros(count_features(columns)), torch.ones(count_features(columns))
+    indices = locate_numbers(columns)
     constants = config.normalise
     for values, chosen in ((mean, constants and constants.mean), (std, constants and constants.std)):
         named = chosen if isinstance(chosen, dict) else dict.fromkeys(indices, float("nan"))
-        _by_column(values, named, indices, "normalise")
+        _assign_by_column(values, named, indices, "normalise")
     return mean, std
 
 
-def table_fill(config: DataConfig, columns: Mapping[str, str | Sequence[str]]) -> Tensor | None:
+def build_table_fill(config: DataConfig, columns: Mapping[str, str | Sequence[str]]) -> Tensor | None:
     """(D,) values for missing numbers and dates; NaN: the training rows' median; None: their mean."""
     rule = config.imputation
     if rule == "mean":
         return None
-    fill = torch.zeros(feature_count(columns))
-    indices = numeric_indices(columns)
+    fill = torch.zeros(count_features(columns))
+    indices = locate_numbers(columns)
     if isinstance(rule, dict):
         named = rule
     else:
         named = dict.fromkeys(indices, float("nan") if rule == "median" else float(rule))
-    _by_column(fill, named, indices, "imputation")
+    _assign_by_column(fill, named, indices, "imputation")
     return fill

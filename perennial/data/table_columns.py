@@ -7,8 +7,8 @@ from hashlib import sha256
 
 import numpy as np
 
-from perennial.data.csv_file import MOSTLY, CsvFile, other_decimal, with_points
-from perennial.foundation.errors import DataError, nearest
+from perennial.data.csv_file import MOSTLY, CsvFile, has_other_decimal, normalise_decimals
+from perennial.foundation.errors import DataError, suggest_nearest
 
 MISSING = ("", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?")
 MOST_CATEGORIES = 100
@@ -30,7 +30,7 @@ _PREFIX, _HASH = re.compile(r"(.+)\*"), re.compile(r"#(\d+)/(\d+)")
 _EPOCH = datetime(1970, 1, 1)
 
 
-def absent(texts: np.ndarray, missing: Sequence[str] = ()) -> np.ndarray:
+def mask_missing(texts: np.ndarray, missing: Sequence[str] = ()) -> np.ndarray:
     """(N,) bool: whether each cell is missing. missing: texts that mean so beside the usual ones."""
     return np.isin(texts, np.array([*MISSING, *missing], dtype=texts.dtype))
 
@@ -54,21 +54,23 @@ def discover(
         if kind == "ignore":
             continue
         texts = file.columns[name]
-        present = texts[~absent(texts, missing)]
+        present = texts[~mask_missing(texts, missing)]
         if kind is None:
-            if other_decimal(present, file.decimal):
-                raise DataError(_two_decimals(file, name, present))
-            kind = _kind(f"{file.path}: column {name!r}", present, with_points(present, file.decimal))
+            if has_other_decimal(present, file.decimal):
+                raise DataError(_describe_decimals(file, name, present))
+            kind = _infer_kind(
+                f"{file.path}: column {name!r}", present, normalise_decimals(present, file.decimal)
+            )
             if kind == "many":
-                columns[name] = _groups(present)
+                columns[name] = _choose_groups(present)
                 continue
-        columns[name] = tuple(_categories(present)) if kind == "category" else kind
+        columns[name] = tuple(_list_categories(present)) if kind == "category" else kind
     if not columns:
         raise DataError(f"{file.path}: no feature beside the label")
     return columns
 
 
-def _two_decimals(file: CsvFile, name: str, present: np.ndarray) -> str:
+def _describe_decimals(file: CsvFile, name: str, present: np.ndarray) -> str:
     said = {",": "comma", ".": "point"}
     other = "," if file.decimal == "." else "."
     example = next(text for text in present.tolist() if other in text)
@@ -79,7 +81,7 @@ def _two_decimals(file: CsvFile, name: str, present: np.ndarray) -> str:
     )
 
 
-def _kind(where: str, present: np.ndarray, numbers: np.ndarray) -> str:
+def _infer_kind(where: str, present: np.ndarray, numbers: np.ndarray) -> str:
     count = len(np.unique(present))
     codes = (
         count > MOST_CATEGORIES and _share(present, lambda text: _ICD.fullmatch(text) is not None) >= MOSTLY
@@ -88,7 +90,7 @@ def _kind(where: str, present: np.ndarray, numbers: np.ndarray) -> str:
         return "many"
     if _share(numbers, is_number) >= MOSTLY:
         return "numeric"
-    if _share(present, lambda text: _days(text) is not None) >= MOSTLY:
+    if _share(present, lambda text: _parse_date(text) is not None) >= MOSTLY:
         return "date"
     if _share(present, lambda text: _SLASHED.fullmatch(text) is not None) >= MOSTLY:
         raise DataError(
@@ -112,7 +114,7 @@ def _share(texts: np.ndarray, fits: Callable[[str], bool]) -> float:
     return right / len(texts) if len(texts) else 1.0
 
 
-def _categories(present: np.ndarray) -> list[str]:
+def _list_categories(present: np.ndarray) -> list[str]:
     """The distinct texts; of codes that are numbers, one text for each number, in their order."""
     found = np.unique(present).tolist()
     if not all(map(is_number, found)):
@@ -124,7 +126,7 @@ def _categories(present: np.ndarray) -> list[str]:
     return [by_value[value] for value in sorted(by_value)]
 
 
-def _groups(present: np.ndarray) -> tuple[str, ...]:
+def _choose_groups(present: np.ndarray) -> tuple[str, ...]:
     """Groups of many categories: of ICD codes the first characters, else parts by a hash."""
     found = np.unique(present).tolist()
     for length in (
@@ -136,7 +138,7 @@ def _groups(present: np.ndarray) -> tuple[str, ...]:
     return tuple(f"#{part}/{HASHES}" for part in range(HASHES))
 
 
-def grouped(kind: Kind | Sequence[str]) -> str:
+def describe_groups(kind: Kind | Sequence[str]) -> str:
     """In words, what the categories of a column are groups of; '' where each is one text."""
     if isinstance(kind, str):
         return ""
@@ -166,7 +168,7 @@ def is_number(text: str) -> bool:
     return True
 
 
-def _days(text: str) -> float | None:
+def _parse_date(text: str) -> float | None:
     """Days since 1970; None for what is no date that can be read in one way alone, such as 31.12.2024."""
     try:
         if _ISO.fullmatch(text):
@@ -220,21 +222,23 @@ def encode(
     parts = []
     for name, kind in columns.items():
         if name not in file.columns:
-            hint = nearest(name, file.columns)
+            hint = suggest_nearest(name, file.columns)
             raise DataError(f"{file.path}: no column {name!r}{hint}; data.columns lists it")
         texts = file.columns[name]
         if isinstance(kind, str):
-            values = (_dates if kind == "date" else _numbers)(file, name, absent(texts, missing), bad)
+            values = (_parse_dates if kind == "date" else _parse_numbers)(
+                file, name, mask_missing(texts, missing), bad
+            )
             parts += [values[:, None], np.isnan(values)[:, None]]
         else:
-            known = _matches(texts, kind)
-            if grouped(kind):
-                known = _group_matches(texts, kind) & ~absent(texts, missing)[:, None]
+            known = _match_categories(texts, kind)
+            if describe_groups(kind):
+                known = _group_matches(texts, kind) & ~mask_missing(texts, missing)[:, None]
             parts += [known, ~known.any(axis=1, keepdims=True)]
     return np.concatenate(parts, axis=1, dtype=np.float32)
 
 
-def _matches(texts: np.ndarray, categories: Sequence[str]) -> np.ndarray:
+def _match_categories(texts: np.ndarray, categories: Sequence[str]) -> np.ndarray:
     """(N, K) bool: which category each text is. Codes that are numbers are compared as numbers: 1.0 is 1."""
     if all(map(is_number, categories)):
         codes = [float(text) for text in categories]
@@ -245,9 +249,9 @@ def _matches(texts: np.ndarray, categories: Sequence[str]) -> np.ndarray:
     return texts[:, None] == np.array(categories)[None, :]
 
 
-def _numbers(file: CsvFile, name: str, empty: np.ndarray, bad: BadCells) -> np.ndarray:
+def _parse_numbers(file: CsvFile, name: str, empty: np.ndarray, bad: BadCells) -> np.ndarray:
     """float32, NaN where missing."""
-    texts = np.where(empty, "nan", with_points(file.columns[name], file.decimal))
+    texts = np.where(empty, "nan", normalise_decimals(file.columns[name], file.decimal))
     with np.errstate(over="ignore"):
         try:
             values = texts.astype(np.float64).astype(np.float32)
@@ -262,11 +266,11 @@ def _numbers(file: CsvFile, name: str, empty: np.ndarray, bad: BadCells) -> np.n
     return values
 
 
-def _dates(file: CsvFile, name: str, empty: np.ndarray, bad: BadCells) -> np.ndarray:
+def _parse_dates(file: CsvFile, name: str, empty: np.ndarray, bad: BadCells) -> np.ndarray:
     """float32 days since 1970, NaN where missing."""
     texts = file.columns[name]
     found, row = np.unique(texts, return_inverse=True)
-    days = [_days(text) for text in found.tolist()]
+    days = [_parse_date(text) for text in found.tolist()]
     values = np.array([np.nan if day is None else day for day in days], dtype=np.float32)[row]
     for wrong in np.flatnonzero(np.isnan(values) & ~empty).tolist():
         bad.add(name, wrong, "is not a date such as 2024-12-31 or 31.12.2024")
@@ -274,12 +278,12 @@ def _dates(file: CsvFile, name: str, empty: np.ndarray, bad: BadCells) -> np.nda
     return values
 
 
-def feature_count(columns: Mapping[str, str | Sequence[str]]) -> int:
+def count_features(columns: Mapping[str, str | Sequence[str]]) -> int:
     """D: a value and an indicator for each number or date; for each other its categories and one more."""
     return sum(2 if isinstance(kind, str) else len(kind) + 1 for kind in columns.values())
 
 
-def feature_names(columns: Mapping[str, str | Sequence[str]]) -> list[str]:
+def name_features(columns: Mapping[str, str | Sequence[str]]) -> list[str]:
     """What each of the D features of encode() is: `age`, `age is missing`, `sex = f`, `sex is none of these`.
 
     For people: two features may have the same name where a category has the name of another column.
@@ -295,19 +299,19 @@ def feature_names(columns: Mapping[str, str | Sequence[str]]) -> list[str]:
     return found
 
 
-def feature_ranges(columns: Mapping[str, str | Sequence[str]]) -> dict[str, range]:
+def locate_features(columns: Mapping[str, str | Sequence[str]]) -> dict[str, range]:
     """Indices of each column's features among the D features of encode()."""
     found, start = {}, 0
     for name, kind in columns.items():
-        found[name] = range(start, start + feature_count({name: kind}))
+        found[name] = range(start, start + count_features({name: kind}))
         start = found[name].stop
     return found
 
 
-def numeric_indices(columns: Mapping[str, str | Sequence[str]]) -> dict[str, int]:
+def locate_numbers(columns: Mapping[str, str | Sequence[str]]) -> dict[str, int]:
     """Column of numbers or dates -> index of its value among the D features of encode.
 
     Names would not tell the features apart: a category may be called "other", and a column "age missing".
     """
-    ranges = feature_ranges(columns)
+    ranges = locate_features(columns)
     return {name: ranges[name].start for name, kind in columns.items() if isinstance(kind, str)}

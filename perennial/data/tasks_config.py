@@ -7,24 +7,24 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_validator
 
 from perennial.foundation.block import FiniteBlock
-from perennial.foundation.errors import nearest
+from perennial.foundation.errors import suggest_nearest
 
 
-def _printable(name: str) -> str:
+def _check_name(name: str) -> str:
     if not name or name != name.strip() or not name.isprintable():
         raise ValueError(f"{name!r} is not a name: empty, or with a space at an end, or not printable")
     return name
 
 
-def _distinct(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+def _check_distinct(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
     twice = sorted(name for name, count in Counter(names or ()).items() if count > 1)
     if twice:
         raise ValueError(f"listed more than once: {', '.join(twice)}")
     return names
 
 
-Name = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_printable)]
-Names = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_distinct)]
+Name = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_check_name)]
+Names = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_check_distinct)]
 
 
 Rounds = Annotated[int, Field(gt=0, le=1_000_000)]
@@ -35,7 +35,7 @@ _ORDERS = ("seeded", "natural", "1993")
 def _order(value: Any) -> Any:
     value = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if isinstance(value, str) and value not in _ORDERS:
-        hint = nearest(value, _ORDERS)
+        hint = suggest_nearest(value, _ORDERS)
         raise ValueError(
             f"must be {', '.join(_ORDERS)} or the list of all class names; found {value!r}{hint}"
         )
@@ -59,7 +59,7 @@ class TasksConfig(FiniteBlock):
     learnt: int = Field(default=0, ge=0, exclude_if=operator.not_)
 
     @model_validator(mode="after")
-    def _one_way_to_cut(self) -> Self:
+    def _check_cut(self) -> Self:
         if (self.count is None) == (self.increments is None):
             found = "neither" if self.count is None else "both"
             raise ValueError(f"give exactly one of count and increments; found {found}")
@@ -92,7 +92,7 @@ class PartitionConfig(FiniteBlock):
     own_classes: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
-    def _options_fit_the_kind(self) -> Self:
+    def _check_options(self) -> Self:
         for key, kind in _PARTITION_OF.items():
             if self.is_set(key) and self.kind != kind:
                 raise ValueError(f"{key} belongs to kind {kind!r}; found kind {self.kind!r}")

@@ -52,7 +52,7 @@ class Partner:
 
         def tie() -> None:
             # not before the port serves: a connection that is relayed to nobody would end the app's side
-            while not _serves(port):
+            while not _is_serving(port):
                 time.sleep(AGAIN)
             # the first one alone: tasks go to one app
             found._wait_for_end(_listen(folder / TIE).accept()[0])
@@ -74,7 +74,7 @@ class Partner:
         return found
 
 
-def _serves(port: int) -> bool:
+def _is_serving(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 

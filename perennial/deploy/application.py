@@ -27,12 +27,12 @@ from pathlib import Path
 
 import perennial
 from perennial.config.approval import Approval, read_approvals
-from perennial.config.document import DOCUMENT, document_digest, read_document
+from perennial.config.document import DOCUMENT, compute_document_digest, read_document
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import SiteConfig
 from perennial.config.yaml_file import LARGEST_FILE, parse_yaml
-from perennial.foundation.errors import ConfigError, StateError, shown
+from perennial.foundation.errors import ConfigError, StateError, clean_text
 from perennial.foundation.files import replace_file
 
 PUBLISHER, NAME, VERSION = "perennial", "perennial", perennial.__version__
@@ -78,7 +78,7 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
             experiment,
         )
     document = resolved.to_yaml()
-    project = project_file(VERSION, document_digest(parse_yaml(document, str(experiment))))
+    project = project_file(VERSION, compute_document_digest(parse_yaml(document, str(experiment))))
     members = {DOCUMENT: document.encode(), PROJECT: project.encode()}
     content, folder = build_archive(members), apps / name
     if not folder.exists():
@@ -88,7 +88,7 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
         for member, data in members.items():
             replace_file(staged / member, data, mode=0o644)
         staged.rename(folder)
-    elif archive_of(folder) != content:
+    elif pack_archive(folder) != content:
         raise StateError(
             f"{folder}: holds another experiment, or is of another version; choose another --name"
         )
@@ -103,7 +103,7 @@ def read_application(name: str, apps: Path) -> Application:
     if not (folder / PROJECT).is_file():
         known = ", ".join(sorted(path.parent.name for path in apps.glob(f"*/{PROJECT}"))) or "none yet"
         raise StateError(f"run {name!r}: no experiment of this name was submitted; submitted: {known}")
-    digest = hashlib.sha256(archive_of(folder)).hexdigest()
+    digest = hashlib.sha256(pack_archive(folder)).hexdigest()
     # as Flower names the file of an app of this version
     fab = f"{PUBLISHER}.{NAME}.{VERSION.replace('.', '-')}.{digest[:8]}.fab"
     return Application(folder, apps / fab, digest)
@@ -136,7 +136,7 @@ def read_archive(data: bytes, where: str) -> dict[str, bytes]:
         name = data[place + _LOCAL.size : start].decode("ascii", "replace")
         if name not in MEMBERS:
             raise ConfigError(
-                f"{where}: member {shown(repr(name))}: an app carries an experiment and no code; "
+                f"{where}: member {clean_text(repr(name))}: an app carries an experiment and no code; "
                 f"allowed: {', '.join(MEMBERS)}"
             )
         if size > MEMBERS[name] or name in found:
@@ -154,7 +154,7 @@ def read_archive(data: bytes, where: str) -> dict[str, bytes]:
     return members
 
 
-def archive_of(folder: Path) -> bytes:
+def pack_archive(folder: Path) -> bytes:
     """The bundle of a staged app."""
     return build_archive(
         {name: (folder / name).read_bytes() for name in MEMBERS if (folder / name).is_file()}
@@ -171,7 +171,7 @@ def read_at_most(path: Path, size: int) -> bytes:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def version_of(project: bytes) -> str:
+def read_version(project: bytes) -> str:
     """The version in an app's pyproject.toml; this release's where it names none."""
     found = _VERSION.search(project)
     return VERSION if found is None else found[1].decode()
@@ -219,7 +219,7 @@ def read_offer(fab: Path, site: SiteConfig) -> Offer:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: member {DOCUMENT}: no text in UTF-8 ({error.reason})") from error
     experiment = read_document(document, f"{where}: {DOCUMENT}", site.plugins)
-    expected = project_file(version_of(members[PROJECT]), experiment.digest)
+    expected = project_file(read_version(members[PROJECT]), experiment.digest)
     # apps of 0.2.0 had no plug-ins of the server in their run config
     if members[PROJECT].decode("utf-8", "replace") not in (expected, expected.replace('plugins = ""\n', "")):
         raise ConfigError(
@@ -239,7 +239,7 @@ def require_hash(offer: Offer, expected: str) -> None:
 
 def prepare_apps(flower_home: Path, approvals: Path) -> None:
     """Make a read-only apps folder in which nothing is approved, and an empty folder of approvals."""
-    with _writable(flower_home / "apps"), _writable(approvals):
+    with _make_writable(flower_home / "apps"), _make_writable(approvals):
         pass
 
 
@@ -257,40 +257,40 @@ def approve(offer: Offer, flower_home: Path, approvals: Path) -> Approval:
                 "operator why"
             )
     approval = Approval(
-        app=f"{PUBLISHER}.{NAME}.{version_of(offer.members[PROJECT])}.{offer.digest[:8]}",
+        app=f"{PUBLISHER}.{NAME}.{read_version(offer.members[PROJECT])}.{offer.digest[:8]}",
         bundle=offer.digest,
         experiment=offer.experiment.digest,
         document=offer.document,
         time=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    with _writable(flower_home / "apps") as apps:
+    with _make_writable(flower_home / "apps") as apps:
         # an approval that was killed may have left half of it
         for folder in apps.glob(f"*.{offer.digest[:8]}"):
             shutil.rmtree(folder)
         (apps / approval.app).mkdir()
         for name, content in offer.members.items():
             replace_file(apps / approval.app / name, content, mode=0o444)
-    with _writable(approvals):
+    with _make_writable(approvals):
         replace_file(approvals / approval.name, approval.model_dump_json(indent=1).encode(), mode=0o444)
     return approval
 
 
-def disapprove(name: str, flower_home: Path, approvals: Path) -> None:
+def withdraw_approval(name: str, flower_home: Path, approvals: Path) -> None:
     """Take an approval back. Raises ConfigError naming the approved apps."""
-    approved = [approval.app for approval in approved_apps(approvals)]
+    approved = [approval.app for approval in list_approved_apps(approvals)]
     if name not in approved:
         raise ConfigError(f"app {name!r}: not approved here; approved: {', '.join(approved) or 'none'}")
     # the records first: without one, an app that is still unpacked does not run
-    with _writable(approvals):
+    with _make_writable(approvals):
         for approval in read_approvals(approvals):
             if approval.app == name:
                 (approvals / approval.name).unlink()
                 shutil.rmtree(approvals / approval.name.removesuffix(".json"), ignore_errors=True)
-    with _writable(flower_home / "apps") as apps:
+    with _make_writable(flower_home / "apps") as apps:
         shutil.rmtree(apps / name, ignore_errors=True)
 
 
-def approved_apps(approvals: Path) -> list[Approval]:
+def list_approved_apps(approvals: Path) -> list[Approval]:
     """The approval of every app that may run here. Raises StateError naming a damaged record."""
     return sorted((found for found in read_approvals(approvals) if found.app), key=lambda found: found.app)
 
@@ -314,7 +314,7 @@ def require_read_only(flower_home: Path, approvals: Path) -> None:
 
 
 @contextmanager
-def _writable(folder: Path) -> Iterator[Path]:
+def _make_writable(folder: Path) -> Iterator[Path]:
     """What is in a folder can be changed inside, and by nobody but root afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in (folder, *folder.rglob("*")):

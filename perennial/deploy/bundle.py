@@ -14,8 +14,8 @@ from pathlib import Path
 
 from perennial.deploy.application import VERSION, prepare_apps, read_at_most
 from perennial.deploy.federation import IN_CONTAINER, OperatorFolder, keep_out_of_git
-from perennial.foundation.errors import ConfigError, StateError, shown
-from perennial.foundation.files import make_folder, replace_file, user_state
+from perennial.foundation.errors import ConfigError, StateError, clean_text
+from perennial.foundation.files import find_user_state, make_folder, replace_file
 
 TEMPLATES = Path(__file__).parent
 SUMS = "SHA256SUMS"
@@ -40,11 +40,11 @@ def write_bundle(folder: OperatorFolder, name: str) -> Path:
         "superlink": folder.fleet_address,
         "version": VERSION,
     }
-    files = {name: template.substitute(facts).encode() for name, template in _templates("site").items()}
+    files = {name: template.substitute(facts).encode() for name, template in _list_templates("site").items()}
     files[AUTHORITIES] = (folder.certificates / "ca.crt").read_bytes()
     for path in sorted(folder.apps.glob("*.fab")):
         files[f"offered/{path.name}"] = path.read_bytes()
-    data = gzip.compress(_tar(name, files))
+    data = gzip.compress(_pack_tar(name, files))
     bundle = folder.path / "bundles" / f"{name}.tar.gz"
     replace_file(bundle, data)
     digest = f"{hashlib.sha256(data).hexdigest()}  {bundle.name}\n"
@@ -64,7 +64,7 @@ def open_bundle(bundle: Path, folder: Path) -> list[str]:
     """
     files = _read_archive(bundle)
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-    kept = _templates("site").keys() - {"GUIDE.md"}
+    kept = _list_templates("site").keys() - {"GUIDE.md"}
     written = []
     for path, data in files.items():
         target = folder / path
@@ -77,13 +77,13 @@ def open_bundle(bundle: Path, folder: Path) -> list[str]:
     (folder / "state").mkdir(exist_ok=True, mode=0o700)
     (folder / "tip").mkdir(exist_ok=True, mode=0o700)
     with suppress(StateError):  # compose.yaml mounts it; a user without a home sets LEDGERS
-        make_folder(user_state())
+        make_folder(find_user_state())
     (folder / "data").mkdir(exist_ok=True)  # where the container mounts the data, wherever they lie
     prepare_apps(folder / "flower", folder / "approvals")
     return written
 
 
-def offered_app(folder: Path, digest: str) -> Path:
+def find_offered_app(folder: Path, digest: str) -> Path:
     """The app with this SHA-256 in a site's folder offered/. Raises ConfigError, which names those there."""
     found = {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in folder.glob("offered/*.fab")}
     if digest.lower() not in found:
@@ -108,7 +108,7 @@ def write_operator_files(folder: OperatorFolder) -> None:
         "group": str(os.getgid() or 1000),
     }
     units = folder.federation.runtime == "process"
-    for path, template in _templates("operator").items():
+    for path, template in _list_templates("operator").items():
         target, data = folder.path / path, template.substitute(facts).encode()
         if path.endswith(".service") != units or (path == ".env" and target.exists()):
             continue
@@ -125,7 +125,7 @@ def project_name(name: str) -> str:
     return name if allowed == name else f"{allowed}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def template_policy() -> str:
+def read_template_policy() -> str:
     """The policy block of the template of site.yaml, with its comments, with which a hospital begins."""
     text = (TEMPLATES / "site" / "site.yaml").read_text(encoding="utf-8")
     return re.findall(r"^policy:\n(?: .*\n)+", text, re.MULTILINE)[0]
@@ -137,7 +137,7 @@ class _At(string.Template):
     delimiter = "@"
 
 
-def _templates(side: str) -> dict[str, _At]:
+def _list_templates(side: str) -> dict[str, _At]:
     """The template of each file of one side, by the file's name. That of .env is kept without its dot."""
     return {
         ".env" if path.name == "env" else path.name: _At(path.read_text(encoding="utf-8"))
@@ -145,7 +145,7 @@ def _templates(side: str) -> dict[str, _At]:
     }
 
 
-def _tar(name: str, files: Mapping[str, bytes]) -> bytes:
+def _pack_tar(name: str, files: Mapping[str, bytes]) -> bytes:
     """An archive whose members lie below name/, owned by nobody in particular."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -171,7 +171,7 @@ def _read_archive(bundle: Path) -> dict[str, bytes]:
         raise ConfigError(f"{bundle}: more than {LARGEST} bytes, unpacked; this is not a bundle")
     if not unpacking.eof or unpacking.unused_data:
         raise ConfigError(f"{bundle}: not a readable tar.gz: cut, or with bytes after its end")
-    named = {*_templates("site"), AUTHORITIES, SUMS}
+    named = {*_list_templates("site"), AUTHORITIES, SUMS}
     found, place, site = dict[str, bytes](), 0, ""
     while place + BLOCK <= len(data) and data[place] != 0:
         header = data[place : place + BLOCK]
@@ -179,13 +179,17 @@ def _read_archive(bundle: Path) -> dict[str, bytes]:
         site, _, path = name.partition("/")
         if not (path in named or OFFERED.fullmatch(path)) or not size.isdigit() or len(found) == MOST:
             raise ConfigError(
-                f"{bundle}: member {shown(repr(name))}: allowed plain files below one folder: "
+                f"{bundle}: member {clean_text(repr(name))}: allowed plain files below one folder: "
                 f"{', '.join(sorted(named))}, offered/NAME.fab; {MOST} at most"
             )
         length = int(size, 8) if not size.strip(b"01234567") else LARGEST
         found[path] = data[place + BLOCK : place + BLOCK + length]
         place += BLOCK + -(-length // BLOCK) * BLOCK
-    if not {AUTHORITIES, "site.yaml"} <= found.keys() or site in ("", ".", "..") or _tar(site, found) != data:
+    if (
+        not {AUTHORITIES, "site.yaml"} <= found.keys()
+        or site in ("", ".", "..")
+        or _pack_tar(site, found) != data
+    ):
         raise ConfigError(
             f"{bundle}: not packed as `perennial deploy add-site` packs it: ca.crt or site.yaml missing, "
             "a link, two of one name, a cut member, their order, or bytes that belong to none"

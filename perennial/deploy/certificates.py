@@ -37,7 +37,7 @@ class Issued:
 
 def make_authority(name: str) -> Issued:
     """A new certificate authority for one federation."""
-    key, subject = make_node_key(), _named(f"{name} authority")
+    key, subject = make_node_key(), _make_name(f"{name} authority")
     # key_cert_sign and crl_sign
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -55,17 +55,17 @@ def make_server(authority: Issued, hosts: Sequence[str], days: int) -> Issued:
     issuer = x509.load_pem_x509_certificate(authority.certificate).subject
     signer = serialization.load_pem_private_key(authority.key, password=None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
-    names = [general_name(host) for host in dict.fromkeys((*hosts, "localhost", "127.0.0.1"))]
+    names = [parse_general_name(host) for host in dict.fromkeys((*hosts, "localhost", "127.0.0.1"))]
     extensions = (
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (x509.SubjectAlternativeName(names), False),
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
     )
-    return _issue(make_node_key(), _named(hosts[0]), signer, issuer, days, extensions)
+    return _issue(make_node_key(), _make_name(hosts[0]), signer, issuer, days, extensions)
 
 
-def _named(name: str) -> x509.Name:
+def _make_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
@@ -89,7 +89,7 @@ def _issue(
     return Issued(certificate, key.private_bytes(pem, form, serialization.NoEncryption()))
 
 
-def general_name(host: str) -> x509.GeneralName:
+def parse_general_name(host: str) -> x509.GeneralName:
     """host as an IP address or a DNS name. Raises ConfigError when it is neither."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
@@ -148,7 +148,7 @@ def read_validity(path: Path) -> list[Validity]:
         raise StateError(f"{path}: holds no PEM certificate: {error}") from error
     if data.count(b"-----BEGIN ") != len(found):
         raise StateError(f"{path}: holds more than certificates; allowed PEM blocks named CERTIFICATE alone")
-    return [_validity(certificate) for certificate in found]
+    return [_read_validity(certificate) for certificate in found]
 
 
 def write_issued(issued: Issued, certificate: Path, key: Path) -> None:
@@ -174,10 +174,10 @@ def write_node_key(key: ec.EllipticCurvePrivateKey, path: Path) -> None:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, private, mode=0o600)
-    replace_file(path.with_name(f"{path.name}.pub"), public_line(key), mode=0o644)
+    replace_file(path.with_name(f"{path.name}.pub"), encode_public_line(key), mode=0o644)
 
 
-def public_line(key: ec.EllipticCurvePrivateKey) -> bytes:
+def encode_public_line(key: ec.EllipticCurvePrivateKey) -> bytes:
     """The public key as one OpenSSH line."""
     openssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     return key.public_key().public_bytes(*openssh) + b"\n"
@@ -212,7 +212,7 @@ def check_public_line(line: bytes, where: str) -> bytes:
     return line.strip() + b"\n"
 
 
-def fingerprint(public: bytes) -> str:
+def compute_fingerprint(public: bytes) -> str:
     """SHA-256 of a public key, in groups of four, for two people to compare on the telephone."""
     digest = hashlib.sha256(b" ".join(public.split()[:2])).hexdigest()[:32]
     return " ".join(digest[i : i + 4] for i in range(0, 32, 4))
@@ -223,14 +223,14 @@ def _require_p384(key: object, where: str) -> None:
         raise ConfigError(f"{where}: found {type(key).__name__}, allowed an ECDSA P-384 key")
 
 
-def pem(public_key: Path) -> bytes:
+def convert_to_pem(public_key: Path) -> bytes:
     """A public key in OpenSSH's form as Flower takes it."""
     key = serialization.load_ssh_public_key(public_key.read_bytes())
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return key.public_bytes(serialization.Encoding.PEM, form)
 
 
-def _validity(certificate: x509.Certificate) -> Validity:
+def _read_validity(certificate: x509.Certificate) -> Validity:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         hosts = tuple(str(name.value) for name in names)

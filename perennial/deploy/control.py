@@ -25,9 +25,9 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from perennial.deploy.certificates import pem
+from perennial.deploy.certificates import convert_to_pem
 from perennial.deploy.federation import IN_CONTAINER, OperatorFolder
-from perennial.foundation.errors import StateError, shown
+from perennial.foundation.errors import StateError, clean_text
 from perennial.foundation.files import replace_file
 
 PROTOBUF = "application/protobuf"
@@ -54,14 +54,16 @@ class FlowerRun:
 
 def list_runs(folder: OperatorFolder) -> dict[str, FlowerRun]:
     """Flower's runs by id. Raises StateError, as all of these do, when the SuperLink does not answer."""
-    return listed_runs(_answer(folder, "list-runs"))
+    return parse_runs(_answer(folder, "list-runs"))
 
 
 def start_run(folder: OperatorFolder, fab: bytes, digest: str, settings: Mapping[str, str]) -> str:
     """Start a run of an app and return Flower's id of it. settings: override the app's run config."""
-    config = [(2, encoded((1, key), (2, encoded((14, value))))) for key, value in settings.items()]
-    reply = _answer(folder, "start-run", (1, encoded((1, digest), (2, fab))), *config)
-    started = dict(fields(reply)).get(1)
+    config = [
+        (2, encode_fields((1, key), (2, encode_fields((14, value))))) for key, value in settings.items()
+    ]
+    reply = _answer(folder, "start-run", (1, encode_fields((1, digest), (2, fab))), *config)
+    started = dict(decode_fields(reply)).get(1)
     if not started:
         raise StateError(f"the SuperLink took no run of app {digest[:8]}; see its log")
     return str(started)
@@ -74,8 +76,8 @@ def stop_run(folder: OperatorFolder, run: str) -> None:
 
 def register_node(folder: OperatorFolder, name: str) -> str:
     """Register a site's public key and return the id of its node."""
-    reply = _answer(folder, "register-node", (1, pem(folder.public_key(name))), (3, name))
-    return str(dict(fields(reply))[1])
+    reply = _answer(folder, "register-node", (1, convert_to_pem(folder.locate_public_key(name))), (3, name))
+    return str(dict(decode_fields(reply))[1])
 
 
 def unregister_node(folder: OperatorFolder, node: str) -> None:
@@ -83,25 +85,25 @@ def unregister_node(folder: OperatorFolder, node: str) -> None:
     _answer(folder, "unregister-node", (1, int(node)))
 
 
-def logged(folder: OperatorFolder, run: str, *, follow: bool) -> Iterator[str]:
+def stream_log(folder: OperatorFolder, run: str, *, follow: bool) -> Iterator[str]:
     """Yield what a run's ServerApp has logged, and with follow, what it will until it is over."""
-    with _asked(folder, "stream-logs", encoded((1, int(run)))) as reply:
+    with _call(folder, "stream-logs", encode_fields((1, int(run)))) as reply:
         while len(size := reply.read(4)) == 4:
-            parts = dict(fields(reply.read(int.from_bytes(size))))
+            parts = dict(decode_fields(reply.read(int.from_bytes(size))))
             yield parts.get(1, b"").decode(errors="replace")
             if not follow:
                 return
 
 
 def _answer(folder: OperatorFolder, call: str, *request: tuple[int, int | str | bytes]) -> bytes:
-    with _asked(folder, call, encoded(*request)) as reply:
+    with _call(folder, call, encode_fields(*request)) as reply:
         return reply.read()
 
 
-def _asked(folder: OperatorFolder, call: str, body: bytes) -> AbstractContextManager[IO[bytes]]:
+def _call(folder: OperatorFolder, call: str, body: bytes) -> AbstractContextManager[IO[bytes]]:
     """The answer to one call, to be read as it comes."""
     if folder.federation.runtime == "compose" and folder.path != IN_CONTAINER:
-        return _asked_in_container(folder, call, body)
+        return _call_in_container(folder, call, body)
     url = f"https://127.0.0.1:{folder.federation.control_port}/v1/control/{call}"
     request = urllib.request.Request(url, body, {"Content-Type": PROTOBUF}, method="POST")
     context = ssl.create_default_context(cafile=folder.certificates / "ca.crt")
@@ -112,7 +114,7 @@ def _asked(folder: OperatorFolder, call: str, body: bytes) -> AbstractContextMan
     try:
         return opener.open(request, timeout=None if call == "stream-logs" else SECONDS)
     except urllib.error.HTTPError as refusal:
-        said = shown(refusal.read(4096).decode(errors="replace"), 600)
+        said = clean_text(refusal.read(4096).decode(errors="replace"), 600)
         raise StateError(f"the SuperLink refuses {call}: {said}") from None
     except OSError as error:
         port = folder.federation.control_port
@@ -122,7 +124,7 @@ def _asked(folder: OperatorFolder, call: str, body: bytes) -> AbstractContextMan
 
 
 @contextmanager
-def _asked_in_container(folder: OperatorFolder, call: str, body: bytes) -> Iterator[IO[bytes]]:
+def _call_in_container(folder: OperatorFolder, call: str, body: bytes) -> Iterator[IO[bytes]]:
     """As _asked(), by this module in the SuperLink's container."""
     command = ["docker", "compose", "--project-directory", str(folder.path), "exec", "-T", "superlink"]
     command += ["python", "-m", "perennial.deploy.control", call]
@@ -136,42 +138,42 @@ def _asked_in_container(folder: OperatorFolder, call: str, body: bytes) -> Itera
         raise StateError(f"{call}: failed in the SuperLink's container")
 
 
-def listed_runs(data: bytes) -> dict[str, FlowerRun]:
+def parse_runs(data: bytes) -> dict[str, FlowerRun]:
     """Runs by id in a ListRunsResponse. Raises ValueError where it is none."""
     found: dict[str, FlowerRun] = {}
-    for number, entry in fields(data):
+    for number, entry in decode_fields(data):
         if number != 1:
             continue
-        run = fields(dict(fields(entry))[2])
+        run = decode_fields(dict(decode_fields(entry))[2])
         facts = dict(run)
         settings = dict[bytes, bytes]()
-        for pair in (dict(fields(value)) for number, value in run if number == 4):
+        for pair in (dict(decode_fields(value)) for number, value in run if number == 4):
             # override_config, a map of text to Scalar, of which 14 is text
-            settings[pair[1]] = dict(fields(pair.get(2, b""))).get(14, b"")
-        status = dict(fields(facts.get(10, b"")))
+            settings[pair[1]] = dict(decode_fields(pair.get(2, b""))).get(14, b"")
+        status = dict(decode_fields(facts.get(10, b"")))
         words = ":".join(status[part].decode() for part in (1, 2) if status.get(part))
         name = settings.get(b"name", b"").decode()
         found[str(facts[1])] = FlowerRun(words, facts.get(5, b"").decode(), name)
     return dict(sorted(found.items()))
 
 
-def encoded(*parts: tuple[int, int | str | bytes]) -> bytes:
+def encode_fields(*parts: tuple[int, int | str | bytes]) -> bytes:
     """A protocol buffer of these fields, each its number and value."""
     data = b""
     for number, value in parts:
         if isinstance(value, int):
-            data += _varint(number << 3) + _varint(value)
+            data += _encode_varint(number << 3) + _encode_varint(value)
         else:
             content = value.encode() if isinstance(value, str) else value
-            data += _varint(number << 3 | 2) + _varint(len(content)) + content
+            data += _encode_varint(number << 3 | 2) + _encode_varint(len(content)) + content
     return data
 
 
-def _varint(value: int) -> bytes:
-    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + _varint(value >> 7)
+def _encode_varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + _encode_varint(value >> 7)
 
 
-def fields(data: bytes) -> list[tuple[int, Any]]:
+def decode_fields(data: bytes) -> list[tuple[int, Any]]:
     """(number, value) of each field of a protocol buffer: an int, or bytes. Raises ValueError."""
     message = Empty()
     try:
@@ -195,7 +197,7 @@ class RunBook:
         """The file of one name; its time is that of the last command that started or stopped a run."""
         return self._apps / f"{name}{SUFFIX}"
 
-    def recorded(self, name: str) -> list[str]:
+    def list_recorded(self, name: str) -> list[str]:
         """Flower's ids of the starts whose answer arrived, or that were adopted; oldest first."""
         return self._read(name)[1]
 
@@ -208,9 +210,9 @@ class RunBook:
         content = {"bundle": bundle or noted, "runs": list(dict.fromkeys((*known, *runs)))}
         replace_file(self.path(name), json.dumps(content).encode(), mode=0o644)
 
-    def owners(self, runs: Mapping[str, FlowerRun]) -> dict[str, list[str]]:
+    def find_owners(self, runs: Mapping[str, FlowerRun]) -> dict[str, list[str]]:
         """Flower's ids by name, oldest first, with those that are adopted from Flower's list `runs`."""
-        found = {name: self.recorded(name) for name in self.names()}
+        found = {name: self.list_recorded(name) for name in self.names()}
         taken = {run for ids in found.values() for run in ids}
         for run, facts in runs.items():
             if run not in taken and facts.bundle:
@@ -219,9 +221,9 @@ class RunBook:
                     found[name].append(run)
         return found
 
-    def unknown(self, runs: Mapping[str, FlowerRun]) -> dict[str, str]:
+    def find_unknown(self, runs: Mapping[str, FlowerRun]) -> dict[str, str]:
         """Status by id of every run of Flower's that goes on and belongs to no name."""
-        taken = {run for ids in self.owners(runs).values() for run in ids}
+        taken = {run for ids in self.find_owners(runs).values() for run in ids}
         return {run: facts.status for run, facts in runs.items() if run not in taken and not facts.over}
 
     def _read(self, name: str) -> tuple[str, list[str]]:
@@ -240,7 +242,7 @@ class RunBook:
 
 if __name__ == "__main__":
     try:
-        with _asked(OperatorFolder(IN_CONTAINER), sys.argv[1], sys.stdin.buffer.read()) as answered:
+        with _call(OperatorFolder(IN_CONTAINER), sys.argv[1], sys.stdin.buffer.read()) as answered:
             while chunk := answered.read1(2**16):  # type: ignore[attr-defined]  # pyright: ignore
                 sys.stdout.buffer.write(chunk)
                 sys.stdout.buffer.flush()

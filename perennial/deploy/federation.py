@@ -22,13 +22,13 @@ from perennial.config.yaml_file import read_yaml, validate
 from perennial.deploy.certificates import (
     Issued,
     check_public_line,
-    fingerprint,
+    compute_fingerprint,
     make_authority,
     make_server,
     write_issued,
 )
 from perennial.foundation.block import Block
-from perennial.foundation.errors import ConfigError, StateError, nearest
+from perennial.foundation.errors import ConfigError, StateError, suggest_nearest
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.names import NODES, SITE_NAME, write_registered
 from perennial.server.control import CONTROL
@@ -87,7 +87,7 @@ class OperatorFolder:
         """This folder's path for the SuperLink: inside its container with compose, else as here."""
         return IN_CONTAINER if self.federation.runtime == "compose" else self.path
 
-    def plugins(self, root: Path) -> list[str]:
+    def list_plugins(self, root: Path) -> list[str]:
         """The plug-ins of deploy.yaml; a folder's path is relative to root, this folder's own."""
         return [str(root / each) if "/" in each else each for each in self.federation.plugins]
 
@@ -106,10 +106,10 @@ class OperatorFolder:
         sites = self.sites()
         if name not in sites:
             known = ", ".join(sites) or "none yet"
-            raise ConfigError(f"site {name!r}: not added{nearest(name, sites)}; sites: {known}")
+            raise ConfigError(f"site {name!r}: not added{suggest_nearest(name, sites)}; sites: {known}")
         return sites[name]
 
-    def public_key(self, name: str) -> Path:
+    def locate_public_key(self, name: str) -> Path:
         """Path of a site's public key."""
         return self.path / "sites" / f"{name}.pub"
 
@@ -137,21 +137,21 @@ class OperatorFolder:
         line = check_public_line(public_key, f"public key of {name}")
         sites = self.sites()
         for other in sites:
-            if other != name and self.public_key(other).read_bytes().split()[1] == line.split()[1]:
+            if other != name and self.locate_public_key(other).read_bytes().split()[1] == line.split()[1]:
                 raise ConfigError(f"public key of {name}: site {other!r} has this key; each site has its own")
         state = sites[name].state if name in sites else "added"
         if state != "added":
-            same = self.public_key(name).read_bytes().split()[1] == line.split()[1]
+            same = self.locate_public_key(name).read_bytes().split()[1] == line.split()[1]
             if same and state == "registered":
-                return fingerprint(line)
+                return compute_fingerprint(line)
             if same or state == "registered":
                 raise StateError(
                     f"site {name!r}: {state} with {'this' if same else 'another'} key; a new key comes in "
                     "after `perennial deploy revoke`"
                 )
-        replace_file(self.public_key(name), line, mode=0o644)
+        replace_file(self.locate_public_key(name), line, mode=0o644)
         self.write_site(name, SiteRecord())
-        return fingerprint(line)
+        return compute_fingerprint(line)
 
     def renew_server(self, days: int, hosts: tuple[str, ...] = (), *, new_authority: bool = False) -> None:
         """Issue a new server certificate, by the authority that ca.crt alone names from now on.

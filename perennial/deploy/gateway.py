@@ -33,12 +33,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from perennial.deploy.certificates import pem, read_validity
-from perennial.deploy.control import PROTOBUF, RunBook, encoded, listed_runs
+from perennial.deploy.certificates import convert_to_pem, read_validity
+from perennial.deploy.control import PROTOBUF, RunBook, encode_fields, parse_runs
 from perennial.deploy.federation import OperatorFolder, SiteRecord
 from perennial.deploy.handshake import CLOCK, CONNECTED, REVOKED, UNREGISTERED
 from perennial.deploy.superlink import STATUS
-from perennial.foundation.errors import PerennialError, shown
+from perennial.foundation.errors import PerennialError, clean_text
 from perennial.foundation.files import replace_file
 from perennial.foundation.heartbeat import BEAT, renew
 
@@ -113,7 +113,7 @@ class Keys:
         if stamp == self._stamp:
             return
         self.records = self._folder.sites()
-        self._names = {pem(self._folder.public_key(name)): name for name in self.records}
+        self._names = {convert_to_pem(self._folder.locate_public_key(name)): name for name in self.records}
         self._stamp = stamp
 
 
@@ -153,7 +153,7 @@ class Gateway:
             if len(named) != len(set(named)):
                 # this would look at one of them, and the SuperLink at another
                 raise Refusal(400, "a header stands twice")
-            name = self._authenticated(request.headers)
+            name = self._identify(request.headers)
             if path == ADMISSION:
                 return PlainTextResponse("free" if self._silent_since(name) is not None else "connected")
             body = await _read(request, FLEET[path])
@@ -166,7 +166,7 @@ class Gateway:
             log.warning("the SuperLink does not answer: %s", error or type(error).__name__)
             return PlainTextResponse("the SuperLink does not answer\n", 503)
 
-    def _authenticated(self, headers: Mapping[str, str]) -> str:
+    def _identify(self, headers: Mapping[str, str]) -> str:
         """The site whose key signed a request. Raises Refusal."""
         try:
             key, signature = (base64.b64decode(headers[name], validate=True) for name in (KEY, SIGNATURE))
@@ -184,11 +184,11 @@ class Gateway:
         return name
 
     async def _pass(self, path: str, name: str, body: bytes, request: Request) -> Response:
-        seen, headers = self._seen(name), request.headers
+        seen, headers = self._find_seen(name), request.headers
         passed = {key: value for key, value in headers.items() if key.startswith("flwr-")}
         passed["content-type"] = headers.get("content-type", PROTOBUF)
         if path == ACTIVATE:
-            reply = await self._activate(name, seen, body, passed)
+            reply = await self._admit_node(name, seen, body, passed)
         elif path == PULL:
             reply = await self._pull(seen, body, passed, request)
         else:
@@ -199,17 +199,19 @@ class Gateway:
         kind = reply.headers.get("content-type", PROTOBUF)
         return Response(reply.content, reply.status_code, kept, media_type=kind)
 
-    async def _activate(self, name: str, seen: Seen, body: bytes, headers: dict[str, str]) -> httpx.Response:
+    async def _admit_node(
+        self, name: str, seen: Seen, body: bytes, headers: dict[str, str]
+    ) -> httpx.Response:
         """Let a node in; where only its killed predecessor stands in the way, sign off for that first."""
         reply = await self._ask(ACTIVATE, body, headers)
         if not reply.is_success and not seen.waiting and time.time() - seen.last > SILENT:
             # in what the site itself has signed just now
-            node = encoded((1, int(self._keys.records[name].node)))
+            node = encode_fields((1, int(self._keys.records[name].node)))
             await self._ask(DEACTIVATE, node, headers | {"content-type": PROTOBUF})
             reply = await self._ask(ACTIVATE, body, headers)
             log.info("%s: an earlier SuperNode had not signed off; a new one takes its place", name)
         if not reply.is_success and reply.status_code < 500:
-            log.warning("%s is not let in: %s", name, shown(reply.text, 300))
+            log.warning("%s is not let in: %s", name, clean_text(reply.text, 300))
             raise Refusal(reply.status_code, CONNECTED)
         return reply
 
@@ -274,7 +276,7 @@ class Gateway:
         """The status as of now. Raises httpx.HTTPError while the SuperLink does not answer."""
         reply = await self._upstream.post(LIST_RUNS, content=b"", headers={"content-type": PROTOBUF})
         reply.raise_for_status()
-        runs = listed_runs(reply.content)
+        runs = parse_runs(reply.content)
         self._keys.read()
         states = {name: record.state for name, record in self._keys.records.items()}
         ends = min(found.ends for found in read_validity(self._folder.certificates / "server.pem"))
@@ -282,14 +284,14 @@ class Gateway:
             "certificate_ends": ends.timestamp(),
             "sites": {name: self._silent_since(name) for name in states if states[name] == "registered"},
             "others": {name: state for name, state in states.items() if state != "registered"},
-            "unknown": self._book.unknown(runs),
+            "unknown": self._book.find_unknown(runs),
         }
 
-    def _seen(self, name: str) -> Seen:
+    def _find_seen(self, name: str) -> Seen:
         return self.seen[self._keys.records[name].node]
 
     def _silent_since(self, name: str) -> float | None:
-        seen = self._seen(name)
+        seen = self._find_seen(name)
         return None if seen.waiting or time.time() - seen.last < SILENT else round(seen.last, 1)
 
 

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from perennial.deploy.certificates import read_validity
-from perennial.foundation.errors import ConfigError, StateError, shown
+from perennial.foundation.errors import ConfigError, StateError, clean_text
 
 EXPIRED, NOT_YET_VALID, WRONG_HOST, WRONG_ADDRESS = 10, 9, 62, 64
 """OpenSSL's verification codes (X509_V_ERR_*)."""
@@ -54,7 +54,7 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def signed_headers(key: ec.EllipticCurvePrivateKey) -> dict[str, str]:
+def sign_headers(key: ec.EllipticCurvePrivateKey) -> dict[str, str]:
     """Headers that prove a node's key, as Flower's SuperNode sends them: a signed time."""
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     public = key.public_key().public_bytes(serialization.Encoding.PEM, form)
@@ -90,7 +90,7 @@ def check_admission(
                 f"{authority}: valid from {certificate.begins:%Y-%m-%d %H:%M} UTC, and this machine's clock "
                 f"says {now:%Y-%m-%d %H:%M}{SET_CLOCK}"
             )
-    request = urllib.request.Request(f"https://{address}/admission", b"", signed_headers(key), method="POST")
+    request = urllib.request.Request(f"https://{address}/admission", b"", sign_headers(key), method="POST")
     context = ssl.create_default_context(cafile=authority)
     # by the proxy that the environment names
     opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
@@ -100,21 +100,21 @@ def check_admission(
     except urllib.error.HTTPError as refusal:
         said = refusal.read(4096).decode(errors="replace").strip()
         if said not in REASONS:
-            said = f"does not check this site's key as a gateway of Perennial does: {shown(said, 300)}"
+            said = f"does not check this site's key as a gateway of Perennial does: {clean_text(said, 300)}"
         raise StateError(f"{address}: {said}") from None
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise _explained(reason, address, authority) from error
+        raise _explain(reason, address, authority) from error
     if taken and not connected:
         raise StateError(f"{address}: {CONNECTED}")
 
 
-def _explained(reason: object, address: str, authority: Path) -> StateError:
+def _explain(reason: object, address: str, authority: Path) -> StateError:
     """Why there was no answer, and what to do."""
     host, port = split_address(address)
     match reason:
         case ssl.SSLCertVerificationError(verify_code=code, verify_message=said):
-            return StateError(f"{address}: {_advice(code, said, host, authority)}")
+            return StateError(f"{address}: {_advise(code, said, host, authority)}")
         case ssl.SSLError() if not isinstance(reason, ssl.SSLEOFError):  # cut, by whatever lies between
             return StateError(
                 f"{address}: answers, but not with TLS ({reason.reason}); is it the SuperLink's Fleet port?"
@@ -123,12 +123,13 @@ def _explained(reason: object, address: str, authority: Path) -> StateError:
             return Unreachable(f"{address}: the name {host!r} is not known here; check DNS or the address")
     proxy = "" if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get("https", "")
     return Unreachable(
-        f"{address}: no connection{' through ' + proxy if proxy else ''} ({shown(str(reason), 300)}); see "
+        f"{address}: no connection{' through ' + proxy if proxy else ''} "
+        f"({clean_text(str(reason), 300)}); see "
         f"that the SuperLink runs and the firewall lets port {port} out."
     )
 
 
-def _advice(code: int, said: str, host: str, authority: Path) -> str:
+def _advise(code: int, said: str, host: str, authority: Path) -> str:
     if code == EXPIRED:
         return CERTIFICATE_EXPIRED
     if code == NOT_YET_VALID:

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perennial.deploy import control
-from perennial.deploy.application import Application, archive_of, read_application, stage_application
+from perennial.deploy.application import Application, pack_archive, read_application, stage_application
 from perennial.deploy.bundle import write_bundle
 from perennial.deploy.control import RunBook
 from perennial.deploy.federation import OperatorFolder, SiteRecord, give_to_owner
 from perennial.foundation.errors import ConfigError, StateError
-from perennial.foundation.files import one_at_a_time, replace_file
-from perennial.foundation.plugins import using
+from perennial.foundation.files import lock_folder, replace_file
+from perennial.foundation.plugins import use_also
 from perennial.server.control import (
     clear_request,
-    pinned_split_key,
     read_request,
+    read_split_key,
     split_key_path,
     write_request,
 )
@@ -74,8 +74,8 @@ class Standing:
     @classmethod
     def of(cls, folder: OperatorFolder, name: str) -> "Standing":
         runs, book = control.list_runs(folder), RunBook(folder.apps)
-        started = book.owners(runs).get(name, [])
-        if started != book.recorded(name):  # one is adopted
+        started = book.find_owners(runs).get(name, [])
+        if started != book.list_recorded(name):  # one is adopted
             book.note(name, *started)
         going = tuple(run for run in started if run in runs and not runs[run].over)
         counts = (going or tuple(started))[-1:]
@@ -91,7 +91,7 @@ class Standing:
     def finished(self) -> bool:
         return not self.going and self.status == COMPLETED and not self.begun_again
 
-    def unchanged(self) -> str:
+    def describe_unchanged(self) -> str:
         """The result of a command that changed nothing: the run's state, and which command would go on."""
         name = self.name
         if self.going:
@@ -121,30 +121,30 @@ def submit(
     device: of the server, as in RunSettings. split_key: pins the key by which sites split their data.
     Raises StateError when the name is that of another experiment.
     """
-    with one_at_a_time(folder.apps):
+    with lock_folder(folder.apps):
         application = stage(folder, experiment, overrides, name)
         standing = Standing.of(folder, application.folder.name)
         if standing.status:
-            return standing.unchanged()
+            return standing.describe_unchanged()
         if split_key:
             pinned = split_key_path(folder.state / "runs" / application.folder.name)
             replace_file(pinned, f"{split_key}\n".encode(), mode=0o644)
             give_to_owner(folder.path, pinned.parent)
-            pinned_split_key(folder.state / "runs" / application.folder.name)
+            read_split_key(folder.state / "runs" / application.folder.name)
         return _start(folder, application, {"device": device})
 
 
 def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: str) -> Application:
     """Stage an experiment for sites to approve without running it."""
-    with using(folder.plugins(folder.path)):
+    with use_also(folder.list_plugins(folder.path)):
         return stage_application(experiment, overrides, name, folder.apps)
 
 
 def pause(folder: OperatorFolder, name: str) -> str:
     """Pause a run after its current round, until it is resumed; nothing if it does not run."""
-    with _standing(folder, name) as standing:
+    with _open_standing(folder, name) as standing:
         if standing.paused or not standing.going:
-            return standing.unchanged()
+            return standing.describe_unchanged()
         write_request(folder.state / "runs" / name, "pause")
         return f"{name}: pauses after the round that it is in"
 
@@ -154,9 +154,9 @@ def resume(folder: OperatorFolder, name: str, device: str) -> str:
 
     Changes nothing if it runs, is finished, or was never started.
     """
-    with _standing(folder, name) as standing:
+    with _open_standing(folder, name) as standing:
         if standing.finished or not standing.status or (standing.going and not standing.paused):
-            return standing.unchanged()
+            return standing.describe_unchanged()
         clear_request(folder.state / "runs" / name)
         if standing.going:
             return f"{name}: goes on"
@@ -169,12 +169,12 @@ def stop(folder: OperatorFolder, name: str) -> str:
 
     name: of the run; or Flower's id of one that is unknown here.
     """
-    if name.isdecimal() and name in RunBook(folder.apps).unknown(control.list_runs(folder)):
+    if name.isdecimal() and name in RunBook(folder.apps).find_unknown(control.list_runs(folder)):
         control.stop_run(folder, name)
         return f"Flower's run {name}: stopped; no folder here names it"
-    with _standing(folder, name) as standing:
+    with _open_standing(folder, name) as standing:
         if not standing.going:
-            return standing.unchanged()
+            return standing.describe_unchanged()
         for run in standing.going:
             control.stop_run(folder, run)
         RunBook(folder.apps).note(name)
@@ -182,9 +182,9 @@ def stop(folder: OperatorFolder, name: str) -> str:
 
 
 @contextmanager
-def _standing(folder: OperatorFolder, name: str) -> Iterator[Standing]:
+def _open_standing(folder: OperatorFolder, name: str) -> Iterator[Standing]:
     """While nobody else changes runs. Raises StateError where no experiment of this name was submitted."""
-    with one_at_a_time(folder.apps):
+    with lock_folder(folder.apps):
         read_application(name, folder.apps)
         yield Standing.of(folder, name)
 
@@ -196,7 +196,7 @@ def last_run(folder: OperatorFolder, name: str, *, logs: bool = False) -> str:
     """
     read_application(name, folder.apps)
     runs = control.list_runs(folder)
-    started = RunBook(folder.apps).owners(runs).get(name, [])
+    started = RunBook(folder.apps).find_owners(runs).get(name, [])
     if not started:
         raise StateError(f"run {name!r}: staged, but never started; start it with `perennial deploy submit`")
     run = started[-1]
@@ -213,12 +213,12 @@ def _start(folder: OperatorFolder, application: Application, settings: dict[str,
     name = application.folder.name
     folder.write_names()
     settings = {**settings, "name": name, "runs": str(folder.root / "state" / "runs")}
-    if named := folder.plugins(folder.root):
+    if named := folder.list_plugins(folder.root):
         settings["plugins"] = ",".join(named)
     book = RunBook(folder.apps)
     book.note(name, bundle=application.digest)
     try:
-        run = control.start_run(folder, archive_of(application.folder), application.digest, settings)
+        run = control.start_run(folder, pack_archive(application.folder), application.digest, settings)
     except StateError as lost:
         # Flower may have taken it, and its answer be lost
         try:

@@ -52,7 +52,7 @@ def require_flower() -> None:
         )
 
 
-def program(name: str) -> str:
+def find_program(name: str) -> str:
     """Path of a command of this environment."""
     return str(Path(sys.executable).with_name(name))
 
@@ -107,11 +107,11 @@ class Runtime:
         address = ("--runtime-api-address", f"127.0.0.1:{self.port}", *self.certificate)
         return {
             "the warm ServerApp" if "server" in script else "the warm ClientApp": [*warm, *MODULES, *modules],
-            "the SuperExec": [*(program("flower-superexec"), *address), *self.secret],
+            "the SuperExec": [*(find_program("flower-superexec"), *address), *self.secret],
         }
 
 
-def supervise(
+def run_supervised(
     commands: Mapping[str, Sequence[str]],
     environment: Mapping[str, str],
     explain: Callable[[], str],
@@ -150,7 +150,7 @@ def supervise(
 
         Thread(target=repeat, daemon=True).start()
     while True:
-        ended = _first_ended(running, asked, partner)
+        ended = _find_first_ended(running, asked, partner)
         # a SuperNode in another container learns of it by the end of this one
         if asked or not ended or partner is not None or running[ended].returncode != RESTART:
             break
@@ -197,7 +197,7 @@ def _copy(process: "subprocess.Popen[bytes]", read: Callable[[bytes], bool]) -> 
             sys.stdout.buffer.flush()
 
 
-def _first_ended(
+def _find_first_ended(
     running: Mapping[str, "subprocess.Popen[bytes]"], asked: list[int], partner: Partner | None
 ) -> str:
     """Name of the first process that ended; '' where all were asked to end before, or the partner has."""

@@ -7,25 +7,25 @@ cost, what leaves and how often.
 import math
 from collections.abc import Iterator
 
-from perennial.client.door import unmet
+from perennial.client.door import describe_unmet_demands
 from perennial.client.identity import require_data
 from perennial.client.plan import Plan
 from perennial.config import charges
 from perennial.config.approval import Approval
-from perennial.config.document import flat
+from perennial.config.document import flatten_settings
 from perennial.config.experiment import Experiment
 from perennial.config.site import SiteConfig, SitePolicy
 from perennial.data.config import DataConfig
 from perennial.data.schedule import Registry, build_registry
 from perennial.deploy.application import Offer
-from perennial.foundation.errors import ConfigError, PolicyRefusal, shown
-from perennial.foundation.plugins import only
+from perennial.foundation.errors import ConfigError, PolicyRefusal, clean_text
+from perennial.foundation.plugins import use_only
 from perennial.models.feature_maps.config import map_in_words
 from perennial.privacy.composition import compose
-from perennial.privacy.digests import guarantee_of
+from perennial.privacy.digests import compute_guarantee
 from perennial.privacy.entries import Entry
 from perennial.privacy.statement import UNIT
-from perennial.server.continuation import registry_of
+from perennial.server.continuation import plan_registry
 
 WORDS = {
     "train": "updates of the model, computed from the training samples of the task and the exemplars kept",
@@ -55,8 +55,8 @@ LONGEST = 600
 def offer_in_words(offer: Offer, site: SiteConfig, earlier: Approval | None) -> list[str]:
     """The lines that `perennial site review` and `approve` print. earlier: the former approval."""
     # a loss or network of somebody else is imported for its words: only code that site.yaml names may be
-    with only(site.plugins):
-        lines = asked_in_words(offer.experiment, site.policy, earlier)
+    with use_only(site.plugins):
+        lines = describe_asked(offer.experiment, site.policy, earlier)
     try:
         require_data(site, offer.experiment)
     except PolicyRefusal as refusal:
@@ -64,22 +64,22 @@ def offer_in_words(offer: Offer, site: SiteConfig, earlier: Approval | None) -> 
     return lines
 
 
-def asked_in_words(experiment: Experiment, policy: SitePolicy, earlier: Approval | None) -> list[str]:
+def describe_asked(experiment: Experiment, policy: SitePolicy, earlier: Approval | None) -> list[str]:
     """What an experiment asks, one printable line each. earlier: the former approval."""
-    return [shown(line, LONGEST) for line in _asked(experiment, policy, earlier)]
+    return [clean_text(line, LONGEST) for line in _list_asked(experiment, policy, earlier)]
 
 
-def _asked(experiment: Experiment, policy: SitePolicy, earlier: Approval | None) -> Iterator[str]:
-    plan = Plan(experiment, registry_at_site(experiment))
+def _list_asked(experiment: Experiment, policy: SitePolicy, earlier: Approval | None) -> Iterator[str]:
+    plan = Plan(experiment, build_registry_at_site(experiment))
     schedule = plan.registry.schedule
     yield f"experiment {experiment.name}, settings SHA-256 {experiment.digest}"
-    yield from _changes(experiment, earlier)
-    yield f"data: {_data(experiment.data)}"
+    yield from _list_changes(experiment, earlier)
+    yield f"data: {_describe_data(experiment.data)}"
     for task in range(1, schedule.count + 1):
-        names = ", ".join(plan.registry.classes[label] for label in schedule.classes_of(task))
+        names = ", ".join(plan.registry.classes[label] for label in schedule.list_classes(task))
         rounds = experiment.lead_rounds(task) + schedule.rounds[task - 1]
         yield f"  task {task}: {names} ({rounds} rounds)"
-    yield f"training: {_training(experiment)}"
+    yield f"training: {_describe_training(experiment)}"
     privacy, secure = experiment.privacy, experiment.secure
     hidden = UNIT["patient" if privacy.hidden_unit == "patient" else privacy.mode]
     yield f"protection: privacy.mode {privacy.mode}: hides {hidden}{TRUST.get(privacy.mode, '')}"
@@ -88,22 +88,22 @@ def _asked(experiment: Experiment, policy: SitePolicy, earlier: Approval | None)
             f"sums: masked; the server learns sums of at least {secure.least} sites, unless more than "
             f"{secure.assumed_colluders} sites work together with it (docs/secure_aggregation.md)"
         )
-    yield f"cost of the whole run: {_cost(plan)}"
+    yield f"cost of the whole run: {_describe_cost(plan)}"
     yield "what leaves, and how often in the whole run:"
     for kind, words in WORDS.items():
-        if times := _times(plan, kind):
+        if times := _count_times(plan, kind):
             yield f"  {kind}, {times} times: {words}"
-    if reported := _reported(plan):
+    if reported := _describe_reported(plan):
         yield f"  beside each update: {reported}"
     settings = [setting for asks in plan.asks.values() for setting in asks.settings.items()]
     if settings:
         words = (key if allowed is None else f"{key}: {allowed}" for key, allowed in settings)
         yield f"a request may set: {'; '.join(words)}"
-    for words in unmet(policy, plan):
+    for words in describe_unmet_demands(policy, plan):
         yield f"{REFUSED}{words}"
 
 
-def _data(data: DataConfig) -> str:
+def _describe_data(data: DataConfig) -> str:
     size = "" if data.size is None else f", images as {data.size[0]} x {data.size[1]}"
     color = f", {data.color}" if data.color else ""
     normalise = data.normalise
@@ -112,7 +112,7 @@ def _data(data: DataConfig) -> str:
     return f"source {data.source}{size}{color}{constants}{limits}"
 
 
-def _training(experiment: Experiment) -> str:
+def _describe_training(experiment: Experiment) -> str:
     model, learner, memory, maps = experiment.model, experiment.learner, experiment.learner.memory, ""
     if model.pretrained is not None:
         maps = f" ({map_in_words(model.pretrained)}; all of it learns on)"
@@ -127,8 +127,8 @@ def _training(experiment: Experiment) -> str:
     return f"model {model.name}{maps}, {work}; {kept}"
 
 
-def _cost(plan: Plan) -> str:
-    privacy, releases = plan.experiment.privacy, _entries(plan)
+def _describe_cost(plan: Plan) -> str:
+    privacy, releases = plan.experiment.privacy, _list_entries(plan)
     if not releases:
         return "nothing is released"
     cost = compose(releases, privacy.delta, privacy.accountant)
@@ -141,27 +141,27 @@ def _cost(plan: Plan) -> str:
     )
 
 
-def _entries(plan: Plan) -> list[Entry]:
+def _list_entries(plan: Plan) -> list[Entry]:
     """Everything that the whole run charges a site that takes part in all of it."""
     experiment, run, tasks = plan.experiment, "", len(plan.last_rounds)
-    found = [charges.evaluation(experiment, run)] * plan.evaluations()
+    found = [charges.price_evaluation(experiment, run)] * plan.count_evaluations()
     if experiment.strategy.trains:
-        found += [charges.update(experiment, run)] * _times(plan, "train")
+        found += [charges.price_update(experiment, run)] * _count_times(plan, "train")
     else:
-        found += [charges.sums(experiment, run, task) for task in range(1, tasks + 1)]
+        found += [charges.price_sums(experiment, run, task) for task in range(1, tasks + 1)]
     if (config := experiment.digests) is not None:
-        guarantee = guarantee_of(config, 1, config.largest or 1.0, 1.0)
-        found += charges.digests(experiment, run, config, guarantee) * tasks
+        guarantee = compute_guarantee(config, 1, config.largest or 1.0, 1.0)
+        found += charges.price_digests(experiment, run, config, guarantee) * tasks
     return [mechanism.entry for mechanism in found]
 
 
-def _times(plan: Plan, kind: str) -> int:
+def _count_times(plan: Plan, kind: str) -> int:
     if kind in ("sparsity", "digest"):
         return plan.most(kind, 1) * len(plan.last_rounds)
     return sum(plan.most(kind, number) for number in range(1, plan.rounds + 1))
 
 
-def _reported(plan: Plan) -> str:
+def _describe_reported(plan: Plan) -> str:
     privacy = plan.experiment.privacy
     clear = ["number of samples", "training loss", "number of steps", *plan.measurements]
     reported = [] if privacy.enabled else clear
@@ -170,15 +170,15 @@ def _reported(plan: Plan) -> str:
     return ", ".join(reported)
 
 
-def _changes(experiment: Experiment, earlier: Approval | None) -> Iterator[str]:
+def _list_changes(experiment: Experiment, earlier: Approval | None) -> Iterator[str]:
     if earlier is None:
         yield "no experiment was approved here before"
         return
-    before, after = flat(earlier.settings), flat(experiment.model_dump(mode="json"))
+    before, after = flatten_settings(earlier.settings), flatten_settings(experiment.model_dump(mode="json"))
     changed = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
     yield f"against the approval of {earlier.time}: {len(changed) or 'no'} settings differ"
     for key in sorted(changed, key=lambda key: (_place(key), key)):
-        old, new = (shown(str(settings.get(key, "not set")), 120) for settings in (before, after))
+        old, new = (clean_text(str(settings.get(key, "not set")), 120) for settings in (before, after))
         leaves = " (changes what leaves this site)" if _place(key) < len(LEAVING) else ""
         yield f"  {key}: {old} -> {new}{leaves}"
 
@@ -188,7 +188,7 @@ def _place(key: str) -> int:
     return LEAVING.index(part) if part in LEAVING else len(LEAVING)
 
 
-def registry_at_site(experiment: Experiment) -> Registry:
+def build_registry_at_site(experiment: Experiment) -> Registry:
     """Names and order of the classes, without reading what a stranger's experiment names.
 
     Raises ConfigError where the experiment neither lists them nor has sample data that come along.
@@ -200,5 +200,5 @@ def registry_at_site(experiment: Experiment) -> Registry:
             "lists its classes"
         )
     if data.classes is None:
-        return registry_of(experiment)
+        return plan_registry(experiment)
     return build_registry(data.classes, experiment.tasks, experiment.seed)

@@ -16,7 +16,7 @@ from pydantic import Field, StringConstraints
 from perennial.deploy.app_container import Half, Partner
 from perennial.deploy.certificates import read_validity
 from perennial.deploy.federation import OperatorFolder
-from perennial.deploy.processes import Runtime, program, require_flower, supervise
+from perennial.deploy.processes import Runtime, find_program, require_flower, run_supervised
 from perennial.foundation.block import Block
 from perennial.foundation.errors import StateError
 from perennial.foundation.heartbeat import SILENT_AFTER, last_beat
@@ -81,7 +81,7 @@ def start_superlink(folder: OperatorFolder, half: Half | None = None) -> None:
                 f"{certificates}/server.key: is in the container that runs apps, and must not be"
             )
         partner = Partner.join(runtime.folder, port)
-        os._exit(supervise(apps, runtime.environment, lambda: "", partner=partner))
+        os._exit(run_supervised(apps, runtime.environment, lambda: "", partner=partner))
     for certificate in read_validity(certificates / "server.pem"):
         if certificate.days_left < 0:
             raise StateError(f"{certificate}; renew it with `perennial deploy rotate`")
@@ -89,7 +89,7 @@ def start_superlink(folder: OperatorFolder, half: Half | None = None) -> None:
     commands = {
         # Control, Runtime and Fleet API share a port, and the first asks nobody who he is: loopback alone
         "the SuperLink": [
-            *(program("flower-superlink"), "--ssl-ca-certfile", authority),
+            *(find_program("flower-superlink"), "--ssl-ca-certfile", authority),
             *("--ssl-certfile", str(certificates / "server.pem")),
             *("--ssl-keyfile", str(certificates / "server.key")),
             *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
@@ -101,4 +101,4 @@ def start_superlink(folder: OperatorFolder, half: Half | None = None) -> None:
         "the gateway": [sys.executable, "-m", "perennial.deploy.gateway", str(folder.path)],
     }
     lent = None if half is None else Partner.let_in(runtime.folder, port)
-    os._exit(supervise(commands, runtime.environment, lambda: "", partner=lent))
+    os._exit(run_supervised(commands, runtime.environment, lambda: "", partner=lent))

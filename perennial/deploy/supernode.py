@@ -18,13 +18,13 @@ from perennial.client.secure_state import certify_own_key
 from perennial.config.approval import Approval
 from perennial.config.site import FLOWER_HOME, Connection, SiteConfig, load_site_config
 from perennial.deploy.app_container import Half, Partner
-from perennial.deploy.application import approved_apps, require_read_only
+from perennial.deploy.application import list_approved_apps, require_read_only
 from perennial.deploy.certificates import Validity, read_node_key, read_validity
 from perennial.deploy.handshake import Unreachable, check_admission
-from perennial.deploy.processes import Runtime, program, require_flower, supervise
+from perennial.deploy.processes import Runtime, find_program, require_flower, run_supervised
 from perennial.foundation.errors import ConfigError, StateError
-from perennial.foundation.files import sole_owner
-from perennial.foundation.heartbeat import beating, renew
+from perennial.foundation.files import hold_folder
+from perennial.foundation.heartbeat import keep_beating, renew
 from perennial.foundation.site_log import log
 from perennial.privacy.signed_sums import certify
 
@@ -69,7 +69,7 @@ def read_setup(path: Path) -> SiteSetup:
     connection, config, folder = read_connection(path), load_site_config(path), path.absolute().parent
     key, authority = read_node_key(folder / connection.key), folder / connection.ca
     require_read_only(folder / FLOWER_HOME, config.approvals)
-    authorities, apps = read_validity(authority), approved_apps(config.approvals)
+    authorities, apps = read_validity(authority), list_approved_apps(config.approvals)
     return SiteSetup(folder, config, connection, key, authority, authorities, apps)
 
 
@@ -96,7 +96,7 @@ def require_free_port(connection: Connection) -> None:
             ) from error
 
 
-def holds(check: Callable[[Connection], object], connection: Connection) -> bool:
+def try_check(check: Callable[[Connection], object], connection: Connection) -> bool:
     """Whether a check of the SuperNode passes: that it serves (check_health), or that its port is free."""
     try:
         check(connection)
@@ -105,9 +105,9 @@ def holds(check: Callable[[Connection], object], connection: Connection) -> bool
     return True
 
 
-def port_in_words(connection: Connection) -> str:
+def describe_port(connection: Connection) -> str:
     """A sentence: the SuperNode runs, or its port is free. Raises StateError if it is taken."""
-    if holds(check_health, connection):
+    if try_check(check_health, connection):
         return f"one runs already and serves, at port {connection.runtime_port}"
     require_free_port(connection)
     return f"does not run; port {connection.runtime_port} is free for it"
@@ -115,7 +115,7 @@ def port_in_words(connection: Connection) -> str:
 
 def check_superlink(setup: SiteSetup) -> None:
     """Connect and prove this site's key, as a SuperNode does. Raises StateError that says what to do."""
-    runs = holds(check_health, setup.connection)
+    runs = try_check(check_health, setup.connection)
     check_admission(setup.connection.superlink, setup.authority, setup.key, connected=runs)
 
 
@@ -148,22 +148,24 @@ def start_supernode(path: Path, half: Half | None = None) -> None:
         renew(state / ANSWERED)
         return ""
 
-    runtime = _runtime(setup.folder, setup.config, setup.connection)
+    runtime = _build_runtime(setup.folder, setup.config, setup.connection)
     runtime.make_secret()
     port = str(runtime.port)
     commands = {
         "the SuperNode": [
-            *(program("flower-supernode"), "--superlink", setup.connection.superlink),
+            *(find_program("flower-supernode"), "--superlink", setup.connection.superlink),
             *("--root-certificates", str(setup.authority)),
             *("--auth-supernode-private-key", str(setup.folder / setup.connection.key)),
             *("--host", "127.0.0.1", "--port", port, "--node-config", f'site="{path.absolute()}"'),
             *("--isolation", "process", *runtime.secret),
         ],
-        **(_apps(runtime) if half is None else {}),
+        **(_list_apps(runtime) if half is None else {}),
     }
-    with sole_owner(state / "supernode", "the SuperNode"), beating(state / ALIVE):
+    with hold_folder(state / "supernode", "the SuperNode"), keep_beating(state / ALIVE):
         partner = None if half is None else Partner.let_in(runtime.folder, runtime.port)
-        status = supervise(commands, runtime.environment, explain, explain, _reader(state), partner)
+        status = run_supervised(
+            commands, runtime.environment, explain, explain, _build_reader(state), partner
+        )
     os._exit(status)
 
 
@@ -177,26 +179,26 @@ def _run_apps(path: Path) -> NoReturn:
                 "`superexec-clientapp` in compose.yaml"
             )
     require_read_only(folder / FLOWER_HOME, config.approvals)
-    runtime = _runtime(folder, config, connection)
-    with sole_owner(config.state_dir / "app", "the apps' process"):
+    runtime = _build_runtime(folder, config, connection)
+    with hold_folder(config.state_dir / "app", "the apps' process"):
         partner = Partner.join(runtime.folder, runtime.port)
-        commands, read = _apps(runtime), _reader(config.state_dir)
-        status = supervise(commands, runtime.environment, lambda: "", read=read, partner=partner)
+        commands, read = _list_apps(runtime), _build_reader(config.state_dir)
+        status = run_supervised(commands, runtime.environment, lambda: "", read=read, partner=partner)
     os._exit(status)
 
 
-def _runtime(folder: Path, config: SiteConfig, connection: Connection) -> Runtime:
+def _build_runtime(folder: Path, config: SiteConfig, connection: Connection) -> Runtime:
     private, home = config.state_dir / "process", folder / FLOWER_HOME
     return Runtime(private, home, connection.runtime_port, ("--insecure",))
 
 
-def _apps(runtime: Runtime) -> dict[str, list[str]]:
+def _list_apps(runtime: Runtime) -> dict[str, list[str]]:
     handlers = ("app", "door", "handlers", "secure_answers", "site")
     modules = (f"perennial.client.{module}" for module in handlers)
     return runtime.app("flwr-clientapp", *modules, "perennial.learning.private_training")
 
 
-def _reader(state: Path) -> Callable[[bytes], bool]:
+def _build_reader(state: Path) -> Callable[[bytes], bool]:
     """What supervise() calls with each line of Flower's processes."""
 
     def read(line: bytes) -> bool:

@@ -22,13 +22,13 @@ class Callback:
 
 
 @contextmanager
-def told(callbacks: Sequence[Callback], name: str) -> Iterator[Listener]:
+def notify_callbacks(callbacks: Sequence[Callback], name: str) -> Iterator[Listener]:
     """Context manager: a listener of the journal that tells the callbacks, and shows how far a run is.
 
     A terminal gets a bar, a notebook a line that changes, anything else nothing.
     """
     kinds = {"round": "on_round", "task_finished": "on_task"}
-    with _progress(name) as shown:
+    with _show_progress(name) as shown:
 
         def tell(entry: dict[str, Any]) -> None:
             shown(entry)
@@ -40,7 +40,7 @@ def told(callbacks: Sequence[Callback], name: str) -> Iterator[Listener]:
 
 
 @contextmanager
-def _progress(name: str) -> Iterator[Listener]:
+def _show_progress(name: str) -> Iterator[Listener]:
     notebook = "ipykernel" in sys.modules
     if not notebook and not sys.stderr.isatty():
         yield lambda entry: None

@@ -61,12 +61,12 @@ def plan_cohorts(experiment: Experiment, asked: Asked) -> CohortPlan:
         raise ConfigError(f"cohort: found {asked}, allowed auto, or 1 to {MOST} sites in one pass")
     if asked == 1:
         return CohortPlan(1)
-    if reason := _obstacle(experiment):
+    if reason := _explain_obstacle(experiment):
         return CohortPlan(1, f"cohort {asked}: {reason}, so the sites train one after the other")
-    return CohortPlan(_auto_size(experiment) if asked == "auto" else asked)
+    return CohortPlan(_choose_size(experiment) if asked == "auto" else asked)
 
 
-def _obstacle(experiment: Experiment) -> str:
+def _explain_obstacle(experiment: Experiment) -> str:
     """Why sites of this experiment cannot train in one pass, in words; '' if they can."""
     from perennial.strategies.factory import build_strategy
     from perennial.strategies.serial_ring.method import SerialRing
@@ -81,17 +81,17 @@ def _obstacle(experiment: Experiment) -> str:
         "privacy.bayesian trains on halves of each site's data": (
             privacy.mode == "client_local" and privacy.bayesian
         ),
-        "only one site trains in a round": _sites_of_a_round(experiment) < 2,
+        "only one site trains in a round": _count_round_sites(experiment) < 2,
     }
     found = next((reason for reason, applies in reasons.items() if applies), "")
-    return found or _unstackable(experiment)
+    return found or _explain_unstackable(experiment)
 
 
-def _unstackable(experiment: Experiment) -> str:
+def _explain_unstackable(experiment: Experiment) -> str:
     """Why the model has no form for several sites; '' if it has one."""
     from perennial.models.stacked import check_stacked
 
-    model, shape = _model(experiment)
+    model, shape = _build_model(experiment)
     try:
         check_stacked(model, shape)
     except ConfigError as error:
@@ -99,27 +99,27 @@ def _unstackable(experiment: Experiment) -> str:
     return ""
 
 
-def _sites_of_a_round(experiment: Experiment) -> int:
-    from perennial.config.simulation import simulated_site_names
+def _count_round_sites(experiment: Experiment) -> int:
+    from perennial.config.simulation import list_simulated_sites
 
-    sites, rounds = len(simulated_site_names(experiment)), experiment.rounds
+    sites, rounds = len(list_simulated_sites(experiment)), experiment.rounds
     return sites if rounds.fraction == 1.0 else max(rounds.quorum, round(rounds.fraction * sites))
 
 
-def _auto_size(experiment: Experiment) -> int:
+def _choose_size(experiment: Experiment) -> int:
     """At least two cohorts in a round, so that two workers have work; 1 for layers that fill a core."""
-    from perennial.models.stacked import largest_activation
+    from perennial.models.stacked import measure_largest_activation
 
-    largest = largest_activation(*_model(experiment)) * experiment.learner.batch_size
-    return max(1, min(LARGEST, ceil(_sites_of_a_round(experiment) / 2), TOGETHER // largest))
+    largest = measure_largest_activation(*_build_model(experiment)) * experiment.learner.batch_size
+    return max(1, min(LARGEST, ceil(_count_round_sites(experiment) / 2), TOGETHER // largest))
 
 
-def _model(experiment: Experiment) -> "tuple[IncrementalModel, tuple[int, ...]]":
+def _build_model(experiment: Experiment) -> "tuple[IncrementalModel, tuple[int, ...]]":
     """(the model, shape of one sample)."""
-    from perennial.config.simulation import simulated_federation
+    from perennial.config.simulation import load_simulated_federation
     from perennial.models.factory import build_model
 
-    data = simulated_federation(experiment)
+    data = load_simulated_federation(experiment)
     shape, classes, constants = data.input_shape, len(data.classes), (data.mean, data.std)
     model = build_model(experiment.model, shape, classes, experiment.seed, constants)
     return model, shape

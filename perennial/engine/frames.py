@@ -15,13 +15,13 @@ from torch import Tensor
 
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.stack import Stack
-from perennial.protocol.tensors import TensorArray, Tensors, filled, pack, silence_read_only_warning
+from perennial.protocol.tensors import TensorArray, Tensors, fill_record, pack, silence_read_only_warning
 
 Frame = bytes | memoryview
 UPDATE = "update"
 
 
-def frames(content: RecordDict) -> Iterator[Frame]:
+def encode_frames(content: RecordDict) -> Iterator[Frame]:
     """Yield a content's frames: one of JSON that describes it, then one for each tensor, which is not copied.
 
     Raises ValueError for a record that is neither arrays nor configuration.
@@ -30,7 +30,7 @@ def frames(content: RecordDict) -> Iterator[Frame]:
     tensors: list[Tensor] = []
     if isinstance(content, Stack):
         said["answers"] = [request.metadata.message_id for request in content.requests]
-        said["replies"] = [_said(reply) for reply in content.replies]
+        said["replies"] = [_list_said(reply) for reply in content.replies]
         said["shapes"] = [[name, [*tensor.shape]] for name, tensor in content.replies[0].update.items()]
         tensors.append(content.rows)
     for name, part in content.items():
@@ -52,7 +52,7 @@ def frames(content: RecordDict) -> Iterator[Frame]:
             yield tensor.numpy().data.cast("B")
 
 
-def content_of(frame: Callable[[], bytes], requests: Mapping[str, Message]) -> RecordDict:
+def decode_frames(frame: Callable[[], bytes], requests: Mapping[str, Message]) -> RecordDict:
     """The content that frames() encoded. frame: returns the next one. requests: by id, for stacks."""
     silence_read_only_warning()
     told = json.loads(frame())
@@ -71,13 +71,13 @@ def content_of(frame: Callable[[], bytes], requests: Mapping[str, Message]) -> R
     content = RecordDict()
     for name, part in said.items():
         if isinstance(part, dict):
-            content[name] = filled(ConfigRecord(), part)
+            content[name] = fill_record(ConfigRecord(), part)
         else:
             content[name] = pack({key: next(tensors) for key in part})
     return content
 
 
-def _said(reply: TrainReply) -> dict[str, Any]:
+def _list_said(reply: TrainReply) -> dict[str, Any]:
     names = (field.name for field in fields(cast(Any, reply)))
     return {name: getattr(reply, name) for name in names if name != UPDATE}
 

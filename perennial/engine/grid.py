@@ -86,7 +86,7 @@ class InProcessGrid(Grid):
         cohort = self._together.pop(message.metadata.message_id, [message])
         for _ in cohort[1:]:
             self._queue.popleft()
-        return answered(self._client, self._cohorts, cohort, self._contexts)
+        return answer_messages(self._client, self._cohorts, cohort, self._contexts)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -99,7 +99,7 @@ class InProcessGrid(Grid):
         """Release nothing; a WorkerGrid ends its processes here."""
 
 
-def answered(
+def answer_messages(
     client: Client, cohorts: Cohorts | None, messages: list[Message], contexts: dict[int, Context]
 ) -> list[Message]:
     """Have the ClientApp answer messages together, and return its replies.
@@ -117,7 +117,7 @@ def answered(
         return [Message(fault, reply_to=message) for message in messages]
 
 
-def site_contexts(sites: int, run_config: dict[str, Any]) -> dict[int, Context]:
+def build_site_contexts(sites: int, run_config: dict[str, Any]) -> dict[int, Context]:
     """A Context for each of `sites` simulated sites, by node id, as Flower's simulation would make it."""
     return {
         FIRST_NODE + index: Context(

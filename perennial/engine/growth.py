@@ -10,7 +10,7 @@ import torch
 
 from perennial.client.learnt import FOLDER, NOWHERE, PARTS, Noted, as_noted, read_noted
 from perennial.config.experiment import Experiment
-from perennial.config.simulation import simulated_federation
+from perennial.config.simulation import load_simulated_federation
 from perennial.data.federation import SimulatedFederation
 from perennial.data.schedule import TaskSchedule
 from perennial.data.site import SiteData
@@ -48,7 +48,7 @@ class Changes:
                 yield f"{len(found)} records of known classes {what}: {', '.join(found[:MOST_NAMED])}{more}"
 
 
-def changes_of(run: Path, federation: SimulatedFederation, known: int) -> Changes:
+def find_changes(run: Path, federation: SimulatedFederation, known: int) -> Changes:
     """Compare the records of the first `known` classes with those that a run folder noted.
 
     Natural sites are compared one by one, so a record that moved between them is removed and new.
@@ -65,8 +65,8 @@ def changes_of(run: Path, federation: SimulatedFederation, known: int) -> Change
     return found
 
 
-def _now(site: SiteData, known: int) -> tuple[Noted, list[str]]:
-    rows = torch.cat([site.task_indices(part, 0, known) for part in PARTS])
+def _note_now(site: SiteData, known: int) -> tuple[Noted, list[str]]:
+    rows = torch.cat([site.find_task_indices(part, 0, known) for part in PARTS])
     places = [f"row {row + 1}" if site.places is None else site.places[row] for row in rows.tolist()]
     return as_noted(site, site.keyed.key, rows), places
 
@@ -82,7 +82,7 @@ def _compare(
         before[content].append((label, place))
     now: defaultdict[int, dict[str, tuple[int, int, bool]]] = defaultdict(dict)
     for site in sites:
-        held, places = _now(site, known)
+        held, places = _note_now(site, known)
         columns = (held.content, held.label, held.place, held.part == PARTS.index("train"))
         for name, content, label, place, trains in zip(places, *(v.tolist() for v in columns), strict=True):
             now[content][name] = (label, place, trains)
@@ -125,12 +125,12 @@ class Stale:
         )
 
 
-def stale_sums(run: Path, experiment: Experiment, schedule: TaskSchedule) -> Stale:
+def find_stale_sums(run: Path, experiment: Experiment, schedule: TaskSchedule) -> Stale:
     """Find the sums of sites that noted their records and whose training records have changed since.
 
     run: its folder. schedule: the tasks and their classes. New sites are asked anyway and not listed.
     """
-    federation, found = simulated_federation(experiment), Stale()
+    federation, found = load_simulated_federation(experiment), Stale()
     was_all, there_all = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
     for folder in sorted(path.parent for path in run.glob(f"sites/*/runs/*/{FOLDER}")):
         noted = read_noted([folder])
@@ -138,9 +138,9 @@ def stale_sums(run: Path, experiment: Experiment, schedule: TaskSchedule) -> Sta
         site = federation.sites.get(folder.parent.parent.name)
         now = noted.pick(noted.part < 0)
         if site is not None:
-            now = as_noted(site, site.keyed.key, site.task_indices("train", 0, schedule.boundaries[-1]))
+            now = as_noted(site, site.keyed.key, site.find_task_indices("train", 0, schedule.boundaries[-1]))
         for task in range(1, schedule.count + 1):
-            was, there = (_counted(each, schedule.classes_of(task)) for each in (noted, now))
+            was, there = (_count_records(each, schedule.list_classes(task)) for each in (noted, now))
             was_all, there_all = was_all + was, there_all + there
             if was != there:
                 found.sums.append((task, folder.parent.parent.name))
@@ -148,7 +148,7 @@ def stale_sums(run: Path, experiment: Experiment, schedule: TaskSchedule) -> Sta
     return found
 
 
-def _counted(records: Noted, classes: range) -> Counter[tuple[int, int]]:
+def _count_records(records: Noted, classes: range) -> Counter[tuple[int, int]]:
     here = np.isin(records.label, np.array(classes))
     return Counter(zip(records.content[here].tolist(), records.label[here].tolist(), strict=True))
 
@@ -158,8 +158,8 @@ def correct_sums(run: Path, experiment: Experiment, schedule: TaskSchedule, *, g
 
     grows: whether a new task follows anyway, whose exchange asks for what is missing.
     """
-    stale = stale_sums(run, experiment, schedule)
-    new = any(not (run / "sites" / name).exists() for name in simulated_federation(experiment).sites)
+    stale = find_stale_sums(run, experiment, schedule)
+    new = any(not (run / "sites" / name).exists() for name in load_simulated_federation(experiment).sites)
     if not stale.sums and (grows or not new):
         return ""
     for task, name in stale.sums:

@@ -8,9 +8,9 @@ from flwr.app import Context, Message, RecordDict
 
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import CohortPlan, RunSettings
-from perennial.config.simulation import forget_if_changed, simulated_federation, simulated_site_names
+from perennial.config.simulation import forget_if_changed, list_simulated_sites, load_simulated_federation
 from perennial.engine.cohorts import Asked, Cohorts, plan_cohorts
-from perennial.engine.grid import InProcessGrid, Listener, set_task_identity, site_contexts
+from perennial.engine.grid import InProcessGrid, Listener, build_site_contexts, set_task_identity
 from perennial.foundation.allocator import keep_freed_memory
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file
@@ -40,13 +40,13 @@ def run_in_process(
     run_config = dict(vars(settings))
     experiment = settings.load()
     forget_if_changed(experiment)
-    contexts = site_contexts(len(simulated_site_names(experiment)), run_config)
+    contexts = build_site_contexts(len(list_simulated_sites(experiment)), run_config)
     plan = _plan(settings, experiment, cohort)
     cohorts = Cohorts(plan.size, answer_cohort) if plan.size > 1 else None
     if cohorts is not None:
         import perennial.client.cohort  # noqa: F401
     if workers > 1:
-        grid = _worker_grid(settings, experiment, contexts, workers, cohorts)
+        grid = _build_worker_grid(settings, experiment, contexts, workers, cohorts)
     else:
         grid = InProcessGrid(answer, contexts, cohorts)
     try:
@@ -82,14 +82,14 @@ def answer_cohort(messages: Sequence[Message], contexts: Sequence[Context]) -> l
 
 def _plan(settings: RunSettings, experiment: Experiment, asked: Asked | None) -> CohortPlan:
     if asked is None and settings.resume:
-        from perennial.server.checkpoint import stored_cohort
+        from perennial.server.checkpoint import read_cohort
         from perennial.server.run_folder import CHECKPOINT
 
-        return CohortPlan(stored_cohort(settings.folder(experiment) / CHECKPOINT))
+        return CohortPlan(read_cohort(settings.folder(experiment) / CHECKPOINT))
     return plan_cohorts(experiment, 1 if asked is None else asked)
 
 
-def _worker_grid(
+def _build_worker_grid(
     settings: RunSettings,
     experiment: Experiment,
     contexts: dict[int, Context],
@@ -100,16 +100,16 @@ def _worker_grid(
     import torch
 
     from perennial.engine.workers import WorkerGrid
-    from perennial.learning.device import choose_device, worker_devices
+    from perennial.learning.device import choose_device, list_worker_devices
 
     torch.set_num_threads(settings.threads)
-    simulated_federation(experiment)
+    load_simulated_federation(experiment)
     method = "spawn" if choose_device(settings.device).type == "cuda" else "fork"
-    devices = worker_devices(settings.device) if method == "spawn" else []
+    devices = list_worker_devices(settings.device) if method == "spawn" else []
     return WorkerGrid(answer, contexts, workers, method, cohorts, devices)
 
 
-def resumed_settings(
+def load_resumed_settings(
     experiment: Path | None,
     overrides: list[str],
     seed: int | None,
@@ -127,7 +127,7 @@ def resumed_settings(
         raise StateError(f"{folder}: no run to resume here (experiment.yaml is missing)")
     folder = folder.resolve()
     source = folder / "experiment.yaml"
-    from perennial.server.continuation import Learnt, continued
+    from perennial.server.continuation import Learnt, continue_experiment
 
     learnt = Learnt.of(folder)
     there = load_experiment(source)
@@ -138,7 +138,7 @@ def resumed_settings(
         new = learnt.experiment
     else:
         new = load_experiment(source, overrides, seed)
-    new = continued(folder, learnt, new)
+    new = continue_experiment(folder, learnt, new)
     if new != there:
         source = folder / RESUMED
         replace_file(source, new.to_yaml().encode(), mode=0o644)

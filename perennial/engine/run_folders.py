@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-from perennial.config.run import runs_folder
+from perennial.config.run import resolve_runs_folder
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import make_folder
 
@@ -17,7 +17,7 @@ _MARKS = (_JOURNAL, _SUMMARY, "checkpoint", _LOCK)
 
 
 @contextmanager
-def new_run_folder(name: str, runs: Path | str, overwrite: bool = False) -> Iterator[Path]:
+def create_run_folder(name: str, runs: Path | str, overwrite: bool = False) -> Iterator[Path]:
     """A folder for one new run; where the run was refused before it began, none is left behind.
 
     The folder is NAME, or NAME-2 and so on where earlier runs have those names. A run without a finished
@@ -31,7 +31,7 @@ def new_run_folder(name: str, runs: Path | str, overwrite: bool = False) -> Iter
     Raises:
         StateError: the folder cannot be made, or its run is still at work and was to be overwritten.
     """
-    parent = runs_folder(runs)
+    parent = resolve_runs_folder(runs)
     make_folder(parent)
     folder = (
         parent / name

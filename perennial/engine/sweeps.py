@@ -21,12 +21,12 @@ from typing import Any
 import yaml
 
 from perennial.config.experiment import Experiment, load_experiment
-from perennial.config.run import RunSettings, runs_folder
+from perennial.config.run import RunSettings, resolve_runs_folder
 from perennial.config.yaml_file import read_yaml
 from perennial.engine.run_folders import has_finished_round, is_held
 from perennial.foundation.errors import ConfigError, PerennialError, StateError
 from perennial.foundation.files import make_folder, replace_file
-from perennial.foundation.plugins import InUse, Named, in_use, restored, using
+from perennial.foundation.plugins import InUse, Named, find_in_use, restore_in_use, use_also
 
 LEVEL = 0.95
 MEASURES: Mapping[str, str] = {
@@ -92,7 +92,7 @@ class Sweep:
     def __str__(self) -> str:
         """The table in aligned columns, as table.txt has it."""
         lines = [["setting", "seeds", *self.columns]]
-        lines += [[label, str(seeds), *map(_shown, found)] for label, seeds, found in self.cells()]
+        lines += [[label, str(seeds), *map(_format_figures, found)] for label, seeds, found in self.cells()]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = [
             "  ".join(
@@ -120,7 +120,13 @@ class Sweep:
         """A tabular, without packages."""
         head = " & ".join(["setting", "seeds", *self.columns])
         lines = [
-            " & ".join([_latex(label), str(seeds), *(_shown(f).replace("±", r"$\pm$") for f in found)])
+            " & ".join(
+                [
+                    _escape_latex(label),
+                    str(seeds),
+                    *(_format_figures(f).replace("±", r"$\pm$") for f in found),
+                ]
+            )
             for label, seeds, found in self.cells()
         ]
         body = " \\\\\n".join(lines)
@@ -131,7 +137,7 @@ class Sweep:
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{escape(name)}</th>" for name in ("setting", "seeds", *self.columns))
         rows = [
-            "".join(f"<td>{escape(cell)}</td>" for cell in (label, str(seeds), *map(_shown, found)))
+            "".join(f"<td>{escape(cell)}</td>" for cell in (label, str(seeds), *map(_format_figures, found)))
             for label, seeds, found in self.cells()
         ]
         return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
@@ -173,16 +179,16 @@ def run_sweep(
         ConfigError: a setting is wrong, or a run folder holds a run of other settings.
         StateError: some runs failed; the others are kept.
     """
-    with using(plugins), tempfile.TemporaryDirectory(prefix="perennial-sweep-") as scratch:
+    with use_also(plugins), tempfile.TemporaryDirectory(prefix="perennial-sweep-") as scratch:
         path = _as_path(experiment, Path(scratch))
-        planned = plan_sweep(path, parse_seeds(seeds), _axes(sweep), overrides, name, runs)
+        planned = plan_sweep(path, parse_seeds(seeds), _parse_axes(sweep), overrides, name, runs)
         if overwrite:
             for each in planned:
                 if is_held(each.folder):
                     raise StateError(f"{each.folder}: in use by another process; wait for it to end")
                 shutil.rmtree(each.folder, ignore_errors=True)
         found = _run_all(path, planned, workers, device, say)
-        return _collected(planned, found, name or planned[0].experiment.name, runs)
+        return _collect(planned, found, name or planned[0].experiment.name, runs)
 
 
 def plan_sweep(
@@ -208,7 +214,7 @@ def plan_sweep(
             experiment = load_experiment(path, [*all_changes])
             slug = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(values)).strip("-.")[:60]
             parts = [name or experiment.name, *([slug] if slug else []), f"s{seed}"]
-            folder = runs_folder(runs) / "-".join(parts)
+            folder = resolve_runs_folder(runs) / "-".join(parts)
             planned.append(Planned(changes, seed, all_changes, experiment, folder))
     names = [each.folder.name for each in planned]
     if twice := {each for each in names if names.count(each) > 1}:
@@ -261,7 +267,7 @@ def mean_and_half(values: Sequence[float]) -> tuple[float | None, float | None]:
     return fmean(values), quantile * stdev(values) / math.sqrt(len(values))
 
 
-def _axes(sweep: Mapping[str, Sequence[Any]] | Sequence[str]) -> dict[str, list[str]]:
+def _parse_axes(sweep: Mapping[str, Sequence[Any]] | Sequence[str]) -> dict[str, list[str]]:
     if isinstance(sweep, Mapping):
         return {
             key: [value if isinstance(value, str) else json.dumps(value) for value in values]
@@ -311,7 +317,7 @@ def _run_all(
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, context) as pool:
         futures = {
-            pool.submit(_run_one, str(path), each.overrides, str(each.folder), device, in_use()): each
+            pool.submit(_run_one, str(path), each.overrides, str(each.folder), device, find_in_use()): each
             for each in waiting
         }
         try:
@@ -338,26 +344,26 @@ def _run_all(
 
 def _run_one(path: str, overrides: Sequence[str], folder: str, device: str, plugins: InUse) -> dict[str, Any]:
     """One run in a process of its own, from its checkpoint if it was stopped."""
-    from perennial.engine.run import resumed_settings, run_in_process
+    from perennial.engine.run import load_resumed_settings, run_in_process
 
     where = Path(folder)
-    with restored(plugins):
+    with restore_in_use(plugins):
         if has_finished_round(where):
-            return run_in_process(resumed_settings(None, [], None, where, device))
+            return run_in_process(load_resumed_settings(None, [], None, where, device))
         shutil.rmtree(where, ignore_errors=True)
         return run_in_process(
             RunSettings(path, json.dumps([*overrides]), where.name, str(where.parent), device=device)
         )
 
 
-def _collected(
+def _collect(
     planned: Sequence[Planned], found: Mapping[Path, dict[str, Any]], name: str, runs: Path | str
 ) -> Sweep:
     rows: dict[str, dict[int, dict[str, Any]]] = {}
     for each in planned:
         label = ", ".join(each.changes) or each.experiment.name
         rows.setdefault(label, {})[each.seed] = found[each.folder]
-    folder = runs_folder(runs) / f"{name}-table"
+    folder = resolve_runs_folder(runs) / f"{name}-table"
     make_folder(folder)
     sweep = Sweep(rows, folder, tuple(each.folder for each in planned))
     for file, text in zip(TABLES, (f"{sweep}\n", sweep.to_csv(), sweep.to_latex()), strict=True):
@@ -365,12 +371,12 @@ def _collected(
     return sweep
 
 
-def _shown(figures: tuple[float | None, float | None]) -> str:
+def _format_figures(figures: tuple[float | None, float | None]) -> str:
     mean, half = figures
     if mean is None:
         return "-"
     return f"{mean:z.1f}" if half is None else f"{mean:z.1f} ± {half:.1f}"
 
 
-def _latex(text: str) -> str:
+def _escape_latex(text: str) -> str:
     return re.sub(r"([&%$#_{}])", r"\\\1", text)

@@ -21,11 +21,11 @@ from typing import Any, Literal
 from flwr.app import Context, Error, Message, RecordDict
 
 from perennial.engine.cohorts import Cohorts
-from perennial.engine.frames import Frame, content_of, frames
-from perennial.engine.grid import Client, InProcessGrid, answered, give_number, set_task_identity
+from perennial.engine.frames import Frame, decode_frames, encode_frames
+from perennial.engine.grid import Client, InProcessGrid, answer_messages, give_number, set_task_identity
 from perennial.foundation import plugins
 from perennial.foundation.errors import StateError
-from perennial.protocol.stack import answers
+from perennial.protocol.stack import list_answered
 
 LONGEST_WAIT = 1.0
 """Seconds that one look at the workers may block, so that a round's deadline is noticed."""
@@ -61,15 +61,15 @@ class _Worker:
                 self.connection.send_bytes(json.dumps([follows, _request_facts(message)]).encode())
                 if follows:
                     crossed = message.content
-                    for piece in contents.serialised(crossed):
+                    for piece in contents.serialise(crossed):
                         self.connection.send_bytes(piece)
 
     def receive(self) -> Message:
         """Raises EOFError or OSError when the process is gone."""
         request, error = json.loads(self.connection.recv_bytes())
-        content = content_of(self.connection.recv_bytes, self.pending) if error is None else Error(*error)
+        content = decode_frames(self.connection.recv_bytes, self.pending) if error is None else Error(*error)
         reply = Message(content, reply_to=self.pending[request])
-        for message_id in answers(reply):
+        for message_id in list_answered(reply):
             self.pending.pop(message_id, None)
         return reply
 
@@ -88,9 +88,9 @@ class _Contents:
     def __init__(self) -> None:
         self._last: tuple[RecordDict, list[Frame]] | None = None
 
-    def serialised(self, content: RecordDict) -> list[Frame]:
+    def serialise(self, content: RecordDict) -> list[Frame]:
         if self._last is None or self._last[0] != content:
-            self._last = content, [*frames(content)]
+            self._last = content, [*encode_frames(content)]
         return self._last[1]
 
 
@@ -128,7 +128,7 @@ class WorkerGrid(InProcessGrid):
             ours, theirs = context.Pipe()
             # forked processes inherit the server's ends, and would keep each other alive by them
             inherited = [worker.connection for worker in self._workers] + [ours]
-            own = _on_device(contexts, devices[number % len(devices)]) if devices else contexts
+            own = _change_device(contexts, devices[number % len(devices)]) if devices else contexts
             process = context.Process(
                 target=_work,
                 args=(
@@ -137,7 +137,7 @@ class WorkerGrid(InProcessGrid):
                     own,
                     theirs,
                     inherited if start_method == "fork" else [],
-                    plugins.in_use(),
+                    plugins.find_in_use(),
                 ),
                 name=f"worker {number + 1}",
                 daemon=True,
@@ -154,7 +154,7 @@ class WorkerGrid(InProcessGrid):
         ids = [self._number(message) for message in messages]
         shares: dict[str, tuple[_Worker, list[list[Message]]]] = {}
         for number, cohort in enumerate(self._cut(messages)):
-            for worker, part in self._dealt(number, cohort):
+            for worker, part in self._deal(number, cohort):
                 shares.setdefault(worker.name, (worker, []))[1].append(part)
         contents = _Contents()
         for worker, parts in shares.values():
@@ -195,10 +195,10 @@ class WorkerGrid(InProcessGrid):
             worker.end()
         self._alive = []
 
-    def _dealt(self, number: int, cohort: list[Message]) -> list[tuple[_Worker, list[Message]]]:
+    def _deal(self, number: int, cohort: list[Message]) -> list[tuple[_Worker, list[Message]]]:
         """Who answers a cohort, the number-th of its round: one worker, but for sites that one still has."""
         if len(cohort) == 1:
-            return [(self._worker_of(cohort[0].metadata.dst_node_id), cohort)]
+            return [(self._find_worker(cohort[0].metadata.dst_node_id), cohort)]
         busy = {
             message.metadata.dst_node_id: worker
             for worker in self._alive
@@ -209,7 +209,7 @@ class WorkerGrid(InProcessGrid):
         dealt = [(busy[message.metadata.dst_node_id], [message]) for message in late]
         return [(self._alive[number % len(self._alive)], free), *dealt] if free else dealt
 
-    def _worker_of(self, node: int) -> _Worker:
+    def _find_worker(self, node: int) -> _Worker:
         for worker in self._alive if self._cohorts is not None else ():
             if any(message.metadata.dst_node_id == node for message in worker.pending.values()):
                 return worker
@@ -221,7 +221,7 @@ class WorkerGrid(InProcessGrid):
         """A worker is gone: its messages come back as errors."""
         self._alive = [other for other in self._alive if other.name != worker.name]
         worker.end()
-        reason = _cause_of_death(worker)
+        reason = _describe_death(worker)
         self._returned += [
             Message(Error(CRASHED, reason), reply_to=message) for message in worker.pending.values()
         ]
@@ -229,11 +229,11 @@ class WorkerGrid(InProcessGrid):
 
     def _require_worker(self) -> None:
         if not self._alive:
-            causes = "; ".join(_cause_of_death(worker) for worker in self._workers)
+            causes = "; ".join(_describe_death(worker) for worker in self._workers)
             raise StateError(f"no worker is left: {causes}; the run can be resumed")
 
 
-def _on_device(contexts: dict[int, Context], device: str) -> dict[int, Context]:
+def _change_device(contexts: dict[int, Context], device: str) -> dict[int, Context]:
     """The contexts with another device in their settings."""
     return {
         node: Context(
@@ -247,7 +247,7 @@ def _on_device(contexts: dict[int, Context], device: str) -> dict[int, Context]:
     }
 
 
-def _cause_of_death(worker: _Worker) -> str:
+def _describe_death(worker: _Worker) -> str:
     code = worker.process.exitcode
     how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
     return f"{worker.name} (process {worker.process.pid}) ended with {how}"
@@ -277,14 +277,14 @@ def _work(
         for _ in range(int.from_bytes(arrived.get())):
             follows, facts = json.loads(arrived.get())
             if follows:
-                record = content_of(arrived.get, {})
+                record = decode_frames(arrived.get, {})
             messages.append(_request(record, **facts))
-        with plugins.restored(named):
-            replies = answered(client, cohorts, messages, contexts)
+        with plugins.restore_in_use(named):
+            replies = answer_messages(client, cohorts, messages, contexts)
         for reply in replies:
             error = [reply.error.code, reply.error.reason] if reply.has_error() else None
             connection.send_bytes(json.dumps([reply.metadata.reply_to_message_id, error]).encode())
-            for piece in frames(reply.content) if error is None else ():
+            for piece in encode_frames(reply.content) if error is None else ():
                 connection.send_bytes(piece)
 
 

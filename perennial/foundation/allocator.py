@@ -44,7 +44,7 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
-def permanent() -> Iterator[None]:
+def freeze_objects() -> Iterator[None]:
     """Context manager: exclude from garbage collection all that exists at the end of the block.
 
     For the imports of a command: they make hundreds of thousands of objects that stay, and the collector

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perennial.foundation.errors import ConfigError
-from perennial.foundation.files import one_at_a_time, size_of
+from perennial.foundation.files import lock_folder, measure_size
 
 TURN = "turn"
 """File in which an entry's processes take turns to write; its time of change says when the entry was used."""
@@ -27,7 +27,7 @@ class BoundedFolder:
     path: Path
     gigabytes: float
 
-    def used(self, entry: Path) -> None:
+    def mark_used(self, entry: Path) -> None:
         """Mark an entry as used now; entries that were not used for longer are removed first."""
         # an entry that is not there, or that only others may write to
         with suppress(OSError):
@@ -39,9 +39,9 @@ class BoundedFolder:
         The longest unused go first, and none that was used within an hour: two processes would take turns to
         remove each other's.
         """
-        others = sorted((_last_use(other), other) for other in self._entries() if other != entry)
-        sizes = {other: size_of(other) for _, other in others}
-        over = size_of(entry) + coming + sum(sizes.values()) - self.gigabytes * GIGABYTE
+        others = sorted((_last_use(other), other) for other in self._list_entries() if other != entry)
+        sizes = {other: measure_size(other) for _, other in others}
+        over = measure_size(entry) + coming + sum(sizes.values()) - self.gigabytes * GIGABYTE
         idle = [other for used, other in others if time.time() - used >= IDLE]
         if over > sum(sizes[other] for other in idle):
             return False
@@ -55,17 +55,17 @@ class BoundedFolder:
     def remove_unused(self, days: float) -> int:
         """Empty the entries that nothing used for so many days; returns the bytes that this frees."""
         freed = 0
-        for entry in self._entries():
+        for entry in self._list_entries():
             if time.time() - _last_use(entry) >= days * 86_400:
-                freed += size_of(entry)
+                freed += measure_size(entry)
                 _empty(entry)
         return freed
 
-    def _entries(self) -> Iterator[Path]:
+    def _list_entries(self) -> Iterator[Path]:
         return (path for path in sorted(self.path.glob("*")) if path.is_dir() and not path.is_symlink())
 
 
-def _files(entry: Path) -> Collection[Path]:
+def _list_files(entry: Path) -> Collection[Path]:
     """All files of an entry but the one in which its processes take turns."""
     return [path for path in entry.glob("*") if path.name != TURN]
 
@@ -77,8 +77,8 @@ def _last_use(entry: Path) -> float:
 
 def _empty(entry: Path) -> None:
     """Remove the files of an entry. A process that has them open goes on with what it has."""
-    with one_at_a_time(entry):
-        for path in _files(entry):
+    with lock_folder(entry):
+        for path in _list_files(entry):
             path.unlink(missing_ok=True)
 
 
@@ -88,7 +88,7 @@ GIGABYTES = 32.0
 """Features of simulated data that this machine keeps, unless MOST says otherwise."""
 
 
-def cache_folder() -> Path:
+def find_cache_folder() -> Path:
     """$PERENNIAL_CACHE, else perennial/ in the user's cache folder. It need not exist."""
     named = os.environ.get(VARIABLE)
     if named:
@@ -96,7 +96,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perennial"
 
 
-def machine_features() -> BoundedFolder:
+def open_machine_features() -> BoundedFolder:
     """Folder for features of simulated samples. Raises ConfigError for a bad $PERENNIAL_CACHE_GIGABYTES."""
     said = os.environ.get(MOST) or str(GIGABYTES)
     try:
@@ -105,4 +105,4 @@ def machine_features() -> BoundedFolder:
         gigabytes = 0.0
     if not 0 < gigabytes < float("inf"):
         raise ConfigError(f"${MOST}: found {said!r:.40}, allowed a number of gigabytes above 0")
-    return BoundedFolder(cache_folder() / "features", gigabytes)
+    return BoundedFolder(find_cache_folder() / "features", gigabytes)

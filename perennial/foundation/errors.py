@@ -68,13 +68,13 @@ REASON = 1_000
 """Characters of a reason that another side sent."""
 
 
-def shown(text: str, longest: int = 200) -> str:
+def clean_text(text: str, longest: int = 200) -> str:
     """text on one line, without control characters, cut to a length that a person can read."""
     cut = text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
     return cut if cut.isprintable() else "".join(c if c.isprintable() else " " for c in cut)
 
 
-def nearest(found: str, allowed: Iterable[str]) -> str:
+def suggest_nearest(found: str, allowed: Iterable[str]) -> str:
     """' (did you mean X?)' for a misspelt word, or '' when nothing is close.
 
     Nobody misspells a word of hundreds of characters, and comparing a stranger's would take minutes.

@@ -72,7 +72,7 @@ def _remove_left_over(path: Path) -> None:
             partial.unlink()
 
 
-def file_sha256(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """SHA-256 (hexadecimal) of a file's bytes, as `sha256sum` shows it."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -106,7 +106,7 @@ SHARED_STATE = (
 )
 
 
-def user_state() -> Path:
+def find_user_state() -> Path:
     """The folder of the user's state for all sites on this machine: in XDG_STATE_HOME, or in ~/.local/state.
 
     Raises StateError when the user has no home.
@@ -124,7 +124,7 @@ def open_private(path: Path) -> TextIO:
     return os.fdopen(os.open(path, flags, 0o600), "a+", encoding="utf-8")
 
 
-def size_of(folder: Path) -> int:
+def measure_size(folder: Path) -> int:
     """Bytes of the files in a folder and below it; 0 without a folder."""
     total = 0
     for path in folder.rglob("*"):
@@ -145,7 +145,7 @@ def flush_folder(folder: Path) -> None:
 
 
 @contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Context manager: wait until no other living process is inside such a block for this folder."""
     with open_private(folder / "turn") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -153,7 +153,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def sole_owner(folder: Path, owner: str) -> Iterator[None]:
+def hold_folder(folder: Path, owner: str) -> Iterator[None]:
     """Hold folder for this process alone; the kernel releases it when the process ends, however it ends.
 
     owner: who we are, written into the lock file for the person who meets it.
@@ -222,7 +222,7 @@ LOCK_SECONDS = 60.0
 
 
 @contextmanager
-def transaction(path: Path, tables: tuple[str, ...], otherwise: str) -> Iterator[sqlite3.Connection]:
+def open_transaction(path: Path, tables: tuple[str, ...], otherwise: str) -> Iterator[sqlite3.Connection]:
     """Context manager: one SQLite transaction, for this process alone, written wholly or not at all.
 
     path: mode 0600, made if missing. tables: each as CREATE TABLE takes it. otherwise: what does not happen

@@ -18,7 +18,7 @@ SILENT_AFTER = 8.0
 
 
 @contextmanager
-def beating(path: Path) -> Iterator[None]:
+def keep_beating(path: Path) -> Iterator[None]:
     """Renew path while the block runs, and remove it after a regular end."""
     ended = threading.Event()
 

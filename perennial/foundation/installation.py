@@ -24,7 +24,11 @@ def require_own_package() -> None:
     found = getattr(perennial, "__file__", None)
     mixed = found is None or Path(found).resolve().parent != _PACKAGE or "_NAMES" not in vars(perennial)
     for other in distributions(name="perennial"):
-        if other.metadata["Name"] == "perennial" and other.metadata["Summary"] != _SUMMARY and _writes(other):
+        if (
+            other.metadata["Name"] == "perennial"
+            and other.metadata["Summary"] != _SUMMARY
+            and _has_our_files(other)
+        ):
             raise StateError(
                 f"installation: found the distribution perennial {other.version} "
                 f"({other.metadata['Summary'] or 'no summary'!s:.80}), another project whose files replace "
@@ -40,6 +44,6 @@ def require_own_package() -> None:
 _MENDED = f"run: pip uninstall perennial {DISTRIBUTION}, and then: pip install {DISTRIBUTION}"
 
 
-def _writes(other: Distribution) -> bool:
+def _has_our_files(other: Distribution) -> bool:
     """Whether a distribution has files in a package `perennial`; true where it does not list its files."""
     return other.files is None or any(path.parts[0] == "perennial" for path in other.files)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from perennial.foundation.errors import ConfigError, nearest
+from perennial.foundation.errors import ConfigError, suggest_nearest
 
 T = TypeVar("T")
 Convert = Callable[[str, Any, Any], Any]
@@ -38,9 +38,9 @@ def build(
         if key not in keywords:
             allowed = ", ".join(keywords) or "no key"
             raise ConfigError(
-                f"{where}: unknown key {key!r}{nearest(key, keywords)}; {name} takes: {allowed}"
+                f"{where}: unknown key {key!r}{suggest_nearest(key, keywords)}; {name} takes: {allowed}"
             )
-        converted[key] = (convert or checked)(f"{where}.{key}", hints.get(key, Any), value)
+        converted[key] = (convert or convert_value)(f"{where}.{key}", hints.get(key, Any), value)
     missing = [
         key
         for key, keyword in keywords.items()
@@ -54,7 +54,7 @@ def build(
         raise ConfigError(f"{where}: {name}: {error}") from error
 
 
-def checked(where: str, hint: Any, value: Any) -> Any:
+def convert_value(where: str, hint: Any, value: Any) -> Any:
     """Convert value to the type `hint`. Raises ConfigError naming `where` and what is wrong with it."""
     try:
         return TypeAdapter(hint, config=ConfigDict(strict=False)).validate_python(value)

@@ -37,7 +37,7 @@ def write_registered(path: Path, names: Mapping[str, str]) -> None:
     replace_file(path, json.dumps(dict(sorted(names.items())), indent=1).encode(), mode=0o644)
 
 
-def registered_names(path: Path) -> dict[str, str]:
+def read_registered(path: Path) -> dict[str, str]:
     """Site name by node id. Raises StateError when the record is missing or damaged."""
     try:
         names = json.loads(path.read_bytes())

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from perennial.foundation.errors import ConfigError, nearest
+from perennial.foundation.errors import ConfigError, suggest_nearest
 
 Kind = Literal["strategy", "source", "model", "loss"]
 GROUPS: dict[Kind, str] = {
@@ -61,46 +61,46 @@ _HANDED_OVER: dict[str, Any] = {}
 """Classes and functions of this program, by `module:Class`."""
 
 
-def in_use() -> InUse:
+def find_in_use() -> InUse:
     """The plug-ins that are in use here; nothing is where nobody named any."""
     found = _IN_USE.get()
     return found if found.at_site else InUse(found.packages, found.folders, {**_HANDED_OVER, **found.objects})
 
 
 @contextmanager
-def using(named: Iterable[Named]) -> Iterator[None]:
+def use_also(named: Iterable[Named]) -> Iterator[None]:
     """Context manager: these plug-ins are in use in addition. Raises ConfigError for one that is none.
 
     named: each the name of an installed package, the path of a folder (with a separator where it is text, as
     in ./methods), or a class or function.
     """
-    before, named = in_use(), [*named]
+    before, named = find_in_use(), [*named]
     if before.at_site and named:
         raise ConfigError(f"plugins: found {named!s:.100}; at a site only site.yaml names plug-ins")
     packages, folders, objects = dict(before.packages), list(before.folders), dict(before.objects)
     for each in named:
         if isinstance(each, Path) or (isinstance(each, str) and ("/" in each or each in (".", ".."))):
-            folders.append(_folder(Path(each)))
+            folders.append(_resolve_folder(Path(each)))
         elif isinstance(each, str):
-            packages.setdefault(_package(each), None)
+            packages.setdefault(_check_package(each), None)
         else:
             objects[name_of(each)] = each
-    with restored(InUse(packages, tuple(dict.fromkeys(folders)), objects, before.at_site)):
+    with restore_in_use(InUse(packages, tuple(dict.fromkeys(folders)), objects, before.at_site)):
         yield
 
 
 @contextmanager
-def only(packages: Mapping[str, str]) -> Iterator[None]:
+def use_only(packages: Mapping[str, str]) -> Iterator[None]:
     """Context manager: no plug-ins are in use but those of these packages, as site.yaml names them.
 
     packages: package -> SHA-256 of its source.
     """
-    with restored(InUse(dict(packages), at_site=True)):
+    with restore_in_use(InUse(dict(packages), at_site=True)):
         yield
 
 
 @contextmanager
-def restored(found: InUse) -> Iterator[None]:
+def restore_in_use(found: InUse) -> Iterator[None]:
     """Context manager: these plug-ins are in use, as in another process or before."""
     # behind all others: a module of a folder never takes the place of one that is installed
     added = [str(folder) for folder in found.folders if str(folder) not in sys.path]
@@ -116,31 +116,34 @@ def restored(found: InUse) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def listed(named: str) -> list[str]:
+def parse_names(named: str) -> list[str]:
     """The plug-ins in the text of a run config: names or folders with a comma between."""
     return [part.strip() for part in named.split(",") if part.strip()]
 
 
-def _folder(path: Path) -> Path:
+def _resolve_folder(path: Path) -> Path:
     if not path.is_dir():
         raise ConfigError(f"plugins: {path}: no such folder")
     return path.resolve()
 
 
-def _package(name: str) -> str:
-    offering = sorted(packages_installed())
+def _check_package(name: str) -> str:
+    offering = sorted(list_packages())
     if name not in offering:
         here = f"; for a folder write ./{name}" if name.isprintable() and Path(name).is_dir() else ""
         raise ConfigError(
-            f"plugins: found {name!r:.100}{nearest(name, offering)}, which is no installed package with "
+            f"plugins: found {name!r:.100}{suggest_nearest(name, offering)}, which is no installed "
+            f"package with "
             f"plug-ins{here}; allowed: {', '.join(offering) or 'none is installed'}, or the path of a folder"
         )
     return name
 
 
-def packages_installed() -> set[str]:
+def list_packages() -> set[str]:
     """Installed packages that offer a method."""
-    return {_top(entry.value) for group in GROUPS.values() for entry in entry_points(group=group)} - {OURS}
+    return {
+        _extract_package(entry.value) for group in GROUPS.values() for entry in entry_points(group=group)
+    } - {OURS}
 
 
 def hand_over(found: Any) -> str:
@@ -159,28 +162,28 @@ def name_of(found: Any) -> str:
     return f"{found.__module__}:{found.__qualname__}"
 
 
-def _top(target: str) -> str:
+def _extract_package(target: str) -> str:
     return target.partition(":")[0].partition(".")[0].strip()
 
 
-def _target(entry: EntryPoint) -> str:
+def _extract_target(entry: EntryPoint) -> str:
     return entry.value.partition("[")[0].replace(" ", "")
 
 
-def _entries(kind: Kind, packages: Iterable[str]) -> list[EntryPoint]:
+def _list_entries(kind: Kind, packages: Iterable[str]) -> list[EntryPoint]:
     """What these packages offer of a kind."""
     allowed = set(packages) - {OURS}
-    return [entry for entry in entry_points(group=GROUPS[kind]) if _top(entry.value) in allowed]
+    return [entry for entry in entry_points(group=GROUPS[kind]) if _extract_package(entry.value) in allowed]
 
 
-def _entries_of(kind: Kind, name: str, packages: Iterable[str]) -> list[EntryPoint]:
+def _find_entries(kind: Kind, name: str, packages: Iterable[str]) -> list[EntryPoint]:
     """Those of a name, or of a `module:Class`."""
-    return [entry for entry in _entries(kind, packages) if name in (entry.name, _target(entry))]
+    return [entry for entry in _list_entries(kind, packages) if name in (entry.name, _extract_target(entry))]
 
 
-def _module_in(folders: Iterable[Path], target: str) -> Path | None:
+def _find_module(folders: Iterable[Path], target: str) -> Path | None:
     """The file of a target's module in one of the folders. Nothing is imported."""
-    if not is_target(target) or _top(target) in (OURS, PROGRAM):
+    if not is_target(target) or _extract_package(target) in (OURS, PROGRAM):
         return None
     parts = target.partition(":")[0].split(".")
     for folder in folders:
@@ -190,26 +193,26 @@ def _module_in(folders: Iterable[Path], target: str) -> Path | None:
     return None
 
 
-def target_of(kind: Kind, name: str) -> str | None:
+def find_target(kind: Kind, name: str) -> str | None:
     """The `module:Class` that a name stands for; None if no plug-in in use has this name.
 
     Nothing is imported. Raises ConfigError if two plug-ins use the same name, or a package's source is not
     the one that site.yaml names.
     """
-    found = in_use()
-    if name in found.objects or _module_in(found.folders, name) is not None:
+    found = find_in_use()
+    if name in found.objects or _find_module(found.folders, name) is not None:
         return name
-    targets = {_target(entry) for entry in _entries_of(kind, name, found.packages)}
+    targets = {_extract_target(entry) for entry in _find_entries(kind, name, found.packages)}
     if len(targets) > 1:
         raise ConfigError(
             f"{kind} {name!r}: several plug-ins have it: {', '.join(sorted(targets))}; name one"
         )
     for target in targets:
-        expected = found.packages[_top(target)]
+        expected = found.packages[_extract_package(target)]
         if expected is not None and (sha256 := _hash_of(target)) != expected:
             raise ConfigError(
-                f"{target:.100}: the installed package {_top(target)!r} has SHA-256 {sha256}, site.yaml "
-                f"names {expected:.64}"
+                f"{target:.100}: the installed package {_extract_package(target)!r} has SHA-256 "
+                f"{sha256}, site.yaml names {expected:.64}"
             )
     return next(iter(targets), None)
 
@@ -220,12 +223,12 @@ def is_target(name: str) -> bool:
     return attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
-def with_names(value: Any) -> Any:
+def replace_with_names(value: Any) -> Any:
     """A copy of a mapping or list with each class or function in it handed over, and named instead."""
     if isinstance(value, Mapping):
-        return {key: with_names(item) for key, item in value.items()}
+        return {key: replace_with_names(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [with_names(item) for item in value]
+        return [replace_with_names(item) for item in value]
     return hand_over(value) if inspect.isclass(value) or inspect.isfunction(value) else value
 
 
@@ -240,30 +243,34 @@ def load(kind: Kind, name: str, where: str) -> Any:
 
     Raises ConfigError for a name that no plug-in in use has, and one that cannot be imported.
     """
-    found = in_use()
+    found = find_in_use()
     if name in found.objects:
         return found.objects[name]
-    target = target_of(kind, name)
+    target = find_target(kind, name)
     if target is None:
-        raise not_in_use(kind, name, where)
-    entries = _entries_of(kind, name, found.packages)
+        raise refuse_unnamed(kind, name, where)
+    entries = _find_entries(kind, name, found.packages)
     try:
         made = entries[0].load() if entries else _from_folder(target, found.folders, where)
     except ImportError as error:
         raise ConfigError(f"{where}: {target!r} cannot be imported ({error})") from error
     except AttributeError as error:
         raise ConfigError(f"{where}: {target!r} is not there ({error})") from None
-    if not (inspect.isclass(made) or inspect.isfunction(made)) or _top(made.__module__) != _top(target):
-        raise ConfigError(f"{where}: {target} is no class or function of package {_top(target)} itself")
+    if not (inspect.isclass(made) or inspect.isfunction(made)) or _extract_package(
+        made.__module__
+    ) != _extract_package(target):
+        raise ConfigError(
+            f"{where}: {target} is no class or function of package {_extract_package(target)} itself"
+        )
     return made
 
 
 def _from_folder(target: str, folders: Iterable[Path], where: str) -> Any:
     """A class or function that a module of a folder defines itself."""
-    path, (name, _, attribute) = _module_in(folders, target), target.partition(":")
+    path, (name, _, attribute) = _find_module(folders, target), target.partition(":")
     assert path is not None
     # before anything is imported: a module of this name that was there already comes first
-    found = find_spec(_top(target))
+    found = find_spec(_extract_package(target))
     places = [] if found is None else [found.origin or "", *(found.submodule_search_locations or ())]
     if not any(
         Path(place).resolve().is_relative_to(folder) for place in places if place for folder in folders
@@ -279,29 +286,31 @@ def _from_folder(target: str, folders: Iterable[Path], where: str) -> Any:
     }
     if attribute not in own:
         raise ConfigError(
-            f"{where}: module {name!r} defines no {attribute!r}{nearest(attribute, own)}; a plug-in is a "
-            "class or function of the module itself"
+            f"{where}: module {name!r} defines no {attribute!r}{suggest_nearest(attribute, own)}; a plug-in "
+            "is a class or function of the module itself"
         )
     return own[attribute]
 
 
-def not_in_use(kind: Kind, name: str, where: str) -> ConfigError:
+def refuse_unnamed(kind: Kind, name: str, where: str) -> ConfigError:
     """Build, and do not raise, the ConfigError for a plug-in that nobody named; it says what to write."""
-    packages = sorted({_top(entry.value) for entry in _entries_of(kind, name, packages_installed())})
-    package = packages[0] if packages else _top(name) if is_target(name) else "PACKAGE"
-    if in_use().at_site:
-        named = ", ".join(sorted(in_use().packages)) or "none"
+    packages = sorted({_extract_package(entry.value) for entry in _find_entries(kind, name, list_packages())})
+    package = packages[0] if packages else _extract_package(name) if is_target(name) else "PACKAGE"
+    if find_in_use().at_site:
+        named = ", ".join(sorted(find_in_use().packages)) or "none"
         return ConfigError(
             f"{where}: {name:.100}: a plug-in of package {package!r:.60}, which site.yaml does not name "
             f"under `plugins`; named: {named}; to allow it, install the package, which must offer it as an "
             f"entry point, and write `plugins: {{{package:.60}: SHA256}}` in site.yaml: `site review` then "
             "says what it found"
         )
-    if package in in_use().packages:
-        own = [text for entry in _entries(kind, [package]) for text in (entry.name, _target(entry))]
+    if package in find_in_use().packages:
+        own = [
+            text for entry in _list_entries(kind, [package]) for text in (entry.name, _extract_target(entry))
+        ]
         return ConfigError(
-            f"{where}: found {name!r:.100}{nearest(name, own)}; package {package} offers as a {kind}: "
-            f"{', '.join(own) or 'nothing'}"
+            f"{where}: found {name!r:.100}{suggest_nearest(name, own)}; package {package} offers as a {kind}"
+            f": {', '.join(own) or 'nothing'}"
         )
     option = packages[0] if packages else "FOLDER (of the module, for instance ./methods)"
     return ConfigError(
@@ -313,13 +322,13 @@ def not_in_use(kind: Kind, name: str, where: str) -> ConfigError:
 
 def is_offered(kind: Kind, name: str) -> bool:
     """Whether an installed package has a method of this name, in use or not."""
-    return bool(_entries_of(kind, name, packages_installed()))
+    return bool(_find_entries(kind, name, list_packages()))
 
 
 def require_named(kind: Kind, name: str, where: str) -> None:
     """Raises ConfigError unless a plug-in in use has this name. Nothing is imported."""
-    if target_of(kind, name) is None:
-        raise not_in_use(kind, name, where)
+    if find_target(kind, name) is None:
+        raise refuse_unnamed(kind, name, where)
 
 
 def refuse_unknown(kind: Kind, name: str, ours: Iterable[str], where: str) -> ConfigError:
@@ -328,17 +337,19 @@ def refuse_unknown(kind: Kind, name: str, ours: Iterable[str], where: str) -> Co
     ours: names of the built-in ones. where: key of the experiment.
     """
     if is_target(name) or is_offered(kind, name):
-        return not_in_use(kind, name, where)
-    allowed = known(kind, ours)
-    return ConfigError(f"{where}: found {name!r}{nearest(name, allowed)}; allowed: {', '.join(allowed)}")
+        return refuse_unnamed(kind, name, where)
+    allowed = list_known(kind, ours)
+    return ConfigError(
+        f"{where}: found {name!r}{suggest_nearest(name, allowed)}; allowed: {', '.join(allowed)}"
+    )
 
 
-def known(kind: Kind, ours: Iterable[str]) -> list[str]:
+def list_known(kind: Kind, ours: Iterable[str]) -> list[str]:
     """All usable names of a kind, sorted: built-in ones (ours), and those of plug-ins in use."""
-    return sorted({*ours, *(entry.name for entry in _entries(kind, in_use().packages))})
+    return sorted({*ours, *(entry.name for entry in _list_entries(kind, find_in_use().packages))})
 
 
-def sources_of(target: str) -> dict[str, Path]:
+def find_sources(target: str) -> dict[str, Path]:
     """The plug-in's source: path from the import folder -> file, all code of its top-level package.
 
     Raises ConfigError when the module is not there, or has no source.
@@ -368,7 +379,7 @@ def sources_of(target: str) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def fingerprint(target: str) -> str:
+def compute_fingerprint(target: str) -> str:
     """SHA-256 of the source of a plug-in in use, file by file in the order of their names."""
     return _hash_of(target)
 
@@ -378,12 +389,12 @@ def _hash_of(target: str) -> str:
     if target.startswith(f"{PROGRAM}:"):
         # of a notebook or a script there is no package that a site could install
         try:
-            return hashlib.sha256(inspect.getsource(in_use().objects[target]).encode()).hexdigest()
+            return hashlib.sha256(inspect.getsource(find_in_use().objects[target]).encode()).hexdigest()
         except (OSError, TypeError) as error:
             raise ConfigError(
                 f"{target!r}: its source cannot be read ({error}); put it into a module"
             ) from error
-    for name, path in sources_of(target).items():
+    for name, path in find_sources(target).items():
         content = path.read_bytes()
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)

@@ -4,7 +4,7 @@ import secrets
 from pathlib import Path
 
 from perennial.foundation.errors import StateError
-from perennial.foundation.files import make_folder, one_at_a_time, replace_file
+from perennial.foundation.files import lock_folder, make_folder, replace_file
 
 FOLDER, KEY, BOOK, SETS = "records", "key", "book.sqlite", "sets"
 """Folder in state_dir; what lies in it."""
@@ -16,7 +16,7 @@ def record_key(state_dir: Path) -> bytes:
     folder = state_dir / FOLDER
     path = folder / KEY
     make_folder(folder)
-    with one_at_a_time(folder):
+    with lock_folder(folder):
         if not path.exists():
             if (folder / BOOK).exists():
                 raise StateError(

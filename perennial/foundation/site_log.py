@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from perennial.foundation.errors import shown
+from perennial.foundation.errors import clean_text
 
 LONGEST = 4_000
 INDENT = "    | "
@@ -22,11 +22,11 @@ _about: ContextVar[str] = ContextVar("about", default="")
 
 def speak_of(**facts: object) -> None:
     """Begin each line that is logged from now on with these facts, such as site, run and round."""
-    _about.set(shown(", ".join(f"{name} {fact}" for name, fact in facts.items()), LONGEST) + ": ")
+    _about.set(clean_text(", ".join(f"{name} {fact}" for name, fact in facts.items()), LONGEST) + ": ")
 
 
 @contextmanager
-def one_subject() -> Iterator[None]:
+def limit_subject() -> Iterator[None]:
     """Context manager: at its end, drop the facts that speak_of() set inside."""
     before = _about.set("")
     try:
@@ -40,10 +40,10 @@ class OneLine(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Always true: every record is kept."""
-        record.msg, record.args = shown(_about.get() + record.getMessage(), LONGEST), ()
+        record.msg, record.args = clean_text(_about.get() + record.getMessage(), LONGEST), ()
         if record.exc_info and record.exc_info[1] is not None:
             lines = "".join(traceback.format_exception(record.exc_info[1])).splitlines()
-            record.exc_text = "\n".join(f"{INDENT}{shown(line, LONGEST)}" for line in lines)
+            record.exc_text = "\n".join(f"{INDENT}{clean_text(line, LONGEST)}" for line in lines)
         return True
 
 

@@ -32,7 +32,7 @@ NAMES = {
 """NumPy's names of types and the format's, in the order in which the library writes them."""
 
 
-def pieces(
+def yield_pieces(
     tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str] | None = None
 ) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a safetensors file, equal for equal content: the header, then each tensor.

@@ -22,9 +22,9 @@ _declared: list[Any] = []
 
 
 @cache
-def torchvision() -> ModuleType:
+def import_torchvision() -> ModuleType:
     """The module torchvision. Where its compiled operators load, nothing but the import happens."""
-    if "torchvision" not in sys.modules and not _operators_load():
+    if "torchvision" not in sys.modules and not _load_operators():
         import torch
 
         library = torch.library.Library("torchvision", "DEF")
@@ -34,7 +34,7 @@ def torchvision() -> ModuleType:
     return import_module("torchvision")
 
 
-def _operators_load() -> bool:
+def _load_operators() -> bool:
     """Whether torchvision's own shared library fits this torch; it stays loaded if so."""
     import torch
 

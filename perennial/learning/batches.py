@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perennial.data.config import AugmentationConfig
 from perennial.foundation.devices import to_device
-from perennial.privacy.sample_level import blocks_of
+from perennial.privacy.sample_level import split_blocks
 
 
 def to_float(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def augment(
     A NumPy generator gives the same choices on every device; a torch generator must be of x's device.
     He et al. 2016 (arXiv 1512.03385), section 4.2.
     """
-    return moved(x_BCHW, config, draw_moves([len(x_BCHW)], config, generator, x_BCHW.device))
+    return shift_and_flip(x_BCHW, config, draw_moves([len(x_BCHW)], config, generator, x_BCHW.device))
 
 
 def draw_moves(
@@ -66,7 +66,7 @@ def draw_moves(
     return AugmentationDraw(rows, columns, coin == 1)
 
 
-def moved(x_BCHW: Tensor, config: AugmentationConfig, moves: AugmentationDraw) -> Tensor:
+def shift_and_flip(x_BCHW: Tensor, config: AugmentationConfig, moves: AugmentationDraw) -> Tensor:
     """The images shifted and flipped as `moves` says, in the shape of x_BCHW."""
     batch, channels, height, width = x_BCHW.shape
     p = config.crop_padding
@@ -122,9 +122,9 @@ class TrainingSet:
 
     @cached_property
     def places(self) -> Tensor:
-        """(n,) int64 on the CPU, each sample's number by its content alone, for blocks_of()."""
+        """(n,) int64 on the CPU, each sample's number by its content alone, for split_blocks()."""
         return torch.tensor(
-            [int.from_bytes(key[:4], "big") for key in content_keys(self.x)], dtype=torch.int64
+            [int.from_bytes(key[:4], "big") for key in hash_contents(self.x)], dtype=torch.int64
         )
 
     def inputs(self, rows: Tensor | slice) -> Tensor:
@@ -137,14 +137,14 @@ class TrainingSet:
         return inputs.contiguous(memory_format=torch.channels_last) if self.channels_last else inputs
 
 
-def epoch_order(data: TrainingSet, generator: np.random.Generator, balanced: bool) -> np.ndarray:
+def draw_epoch_order(data: TrainingSet, generator: np.random.Generator, balanced: bool) -> np.ndarray:
     """(n,) int64 indices of the samples of one epoch, in order. balanced: draw each class equally often."""
     if not balanced:
         return generator.permutation(len(data))
     return generator.choice(len(data), size=len(data), p=data.shares)
 
 
-def shuffled(
+def shuffle_batches(
     data: TrainingSet,
     batch_size: int,
     generator: np.random.Generator,
@@ -159,7 +159,7 @@ def shuffled(
     drop_single: leave out a last batch of one sample, which batch normalisation cannot take.
     """
     device = data.y.device
-    rows = to_device(torch.from_numpy(epoch_order(data, generator, balanced)), device)
+    rows = to_device(torch.from_numpy(draw_epoch_order(data, generator, balanced)), device)
     if drop_single and len(data) > 1 and len(data) % batch_size == 1:
         rows = rows[:-1]
     # converted many batches at a time: small batches otherwise cost more in calls than in arithmetic
@@ -170,11 +170,11 @@ def shuffled(
         if augmentation.active:
             # as stored: half the bytes to move, and what a crop adds is black, not the mean colour
             moves = draw_moves([len(batch) for batch in batches], augmentation, generator, device)
-            stored = moved(stored, augmentation, moves)
+            stored = shift_and_flip(stored, augmentation, moves)
         yield from zip(batches, data.floats(stored).split(batch_size), labels.split(batch_size), strict=True)
 
 
-def in_batches(
+def split_batches(
     data: TrainingSet, among: Tensor | None = None
 ) -> Iterator[tuple[Tensor, slice | Tensor, slice | Tensor]]:
     """Yield batches for a model that only answers: (inputs, samples that they are of, inputs that count).
@@ -184,7 +184,7 @@ def in_batches(
     """
     if data.alone:
         rows = torch.arange(len(data)) if among is None else among.cpu()
-        for block in blocks_of(data.places[rows]):
+        for block in split_blocks(data.places[rows]):
             there = (block >= 0).nonzero()[:, 0]
             inputs = data.inputs(to_device(rows[block.clamp(min=0)], data.y.device))
             yield inputs, block[there], to_device(there, data.y.device)
@@ -195,13 +195,15 @@ def in_batches(
 
 
 @torch.no_grad()
-def outputs(answer: Callable[[Tensor], Tensor], data: TrainingSet, among: Tensor | None = None) -> Tensor:
+def compute_outputs(
+    answer: Callable[[Tensor], Tensor], data: TrainingSet, among: Tensor | None = None
+) -> Tensor:
     """(n, ...) values of `answer`, a function of inputs (B, ...), for all samples, without gradient.
 
     among: (m,) int64, samples that stand for all.
     """
     found, order = [], []
-    for inputs, samples, counting in in_batches(data, among):
+    for inputs, samples, counting in split_batches(data, among):
         found.append(answer(inputs)[counting])
         order.append(samples)
     if not found:
@@ -210,7 +212,7 @@ def outputs(answer: Callable[[Tensor], Tensor], data: TrainingSet, among: Tensor
     return values[to_device(torch.argsort(torch.cat(order)), values.device)] if data.alone else values
 
 
-def content_keys(samples: Tensor) -> list[bytes]:
+def hash_contents(samples: Tensor) -> list[bytes]:
     """16 bytes of each sample (n, ...), a hash of its content."""
     # all rows of one buffer: nothing is copied for a hash
     rows = samples.cpu().contiguous().numpy().reshape(-1).view(np.uint8).data

@@ -75,10 +75,10 @@ class NeighbourDistances:
         if not privacy.bayesian or privacy.mode not in ("client_local", "sample"):
             return None
         generator = stream(experiment.seed, "typical-record", site, round_number)
-        path = _path(state_dir, run)
+        path = _locate(state_dir, run)
         return cls(path, experiment, rounds, PAIRS, generator)
 
-    def records(self, samples: int) -> Tensor:
+    def draw_records(self, samples: int) -> Tensor:
         """(pairs,) indices of records of `samples`, drawn at random with replacement."""
         return torch.from_numpy(self.generator.integers(samples, size=self.pairs))
 
@@ -104,10 +104,10 @@ class NeighbourDistances:
         assert clip_norm is not None
         before = flat.vector.clone()
 
-        def released(half: TrainingSet) -> Tensor:
+        def release_half(half: TrainingSet) -> Tensor:
             update = train(half, self.generator).update
             flat.vector.copy_(before)
-            views = flat.views(update)
+            views = flat.view_tensors(update)
             for name in own:
                 views[name].zero_()
             clip(update, clip_norm)
@@ -115,7 +115,7 @@ class NeighbourDistances:
 
         distances: list[float] = []
         for _ in range(self.pairs if len(data) > 1 else 0):
-            one, other = (released(half) for half in halves(data, self.generator))
+            one, other = (release_half(half) for half in split_halves(data, self.generator))
             distances.append(float((one - other).double().norm()))
         self.see(torch.tensor(distances))
 
@@ -128,7 +128,7 @@ class NeighbourDistances:
         assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
         noise_std = privacy.noise_multiplier * privacy.clip_norm
         largest = privacy.clip_norm if privacy.mode == "sample" else 2 * privacy.clip_norm
-        accountant, void, _ = _read(self.path) or (self._new(), "", privacy.delta)
+        accountant, void, _ = _read(self.path) or (self._create_accountant(), "", privacy.delta)
         try:
             for distances in self._seen if not void else []:
                 accountant.accumulate(
@@ -141,13 +141,13 @@ class NeighbourDistances:
         make_folder(self.path.parent)
         replace_file(self.path, json.dumps(content).encode())
 
-    def _new(self) -> BayesianAccountant:
+    def _create_accountant(self) -> BayesianAccountant:
         rate = self.experiment.privacy.sample_rate
         steps = 1 if rate is None else math.ceil(self.experiment.learner.epochs / rate)
         return BayesianAccountant(self.rounds * steps)
 
 
-def halves(data: TrainingSet, generator: np.random.Generator) -> list[TrainingSet]:
+def split_halves(data: TrainingSet, generator: np.random.Generator) -> list[TrainingSet]:
     """Two disjoint random halves of data, each sample twice, exemplars last; [] for fewer than 2 samples."""
     if len(data) < 2:
         return []
@@ -162,9 +162,9 @@ def halves(data: TrainingSet, generator: np.random.Generator) -> list[TrainingSe
     return parts
 
 
-def bayesian_figure_of(state_dir: Path, run: str) -> BayesianFigure | None:
+def read_bayesian_figure(state_dir: Path, run: str) -> BayesianFigure | None:
     """The figure that a site has estimated in a run, or None. Raises StateError if its file is damaged."""
-    path = _path(state_dir, run)
+    path = _locate(state_dir, run)
     found = _read(path)
     if found is None:
         return None
@@ -176,12 +176,12 @@ def bayesian_figure_of(state_dir: Path, run: str) -> BayesianFigure | None:
     return BayesianFigure(epsilon, delta, accountant.invocations, accountant.planned, void)
 
 
-def runs_with_bayesian_figure(state_dir: Path) -> list[str]:
+def list_bayesian_runs(state_dir: Path) -> list[str]:
     """The runs, by their token, for which a site keeps an estimate."""
     return sorted(path.parent.name for path in state_dir.glob(f"runs/*/{FILE}"))
 
 
-def _path(state_dir: Path, run: str) -> Path:
+def _locate(state_dir: Path, run: str) -> Path:
     return state_dir / "runs" / run / FILE
 
 

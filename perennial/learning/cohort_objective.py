@@ -17,20 +17,20 @@ from torch import Tensor
 from perennial.config.learner import LearnerConfig
 from perennial.data.config import AugmentationConfig
 from perennial.foundation.devices import to_device
-from perennial.learning.batches import CONVERTED_VALUES, TrainingSet, epoch_order, shuffled
-from perennial.learning.losses import Batch, Loss, classification, supervised_contrastive
+from perennial.learning.batches import CONVERTED_VALUES, TrainingSet, draw_epoch_order, shuffle_batches
+from perennial.learning.losses import Batch, Loss, build_classification, compute_contrastive
 from perennial.learning.objective import (
     Extra,
     FrozenOutputs,
     Outputs,
     Term,
-    class_counts,
-    row_terms,
-    teacher_logits,
+    compute_row_terms,
+    compute_teacher_logits,
+    count_class_samples,
 )
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.incremental import IncrementalModel
-from perennial.models.stacked import StackedParameters, as_rows, side_by_side
+from perennial.models.stacked import StackedParameters, as_rows, join_batches
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class CohortBatches:
         self._balanced = config.memory is not None and config.memory.balanced
         self._offsets = np.cumsum([0, *map(len, data)])[:-1].tolist()
         self._labels = torch.cat([each.y for each in data])
-        self.sizes = self._all_sizes()
+        self.sizes = self._compute_sizes()
         self._augmented: list[Iterator[tuple[Tensor, Tensor, Tensor]]] | None = None
         if augmentation.active:
             pairs = zip(data, generators, strict=True)
-            self._augmented = [self._augmented_batches(each, draw, augmentation) for each, draw in pairs]
+            self._augmented = [self._augment_batches(each, draw, augmentation) for each, draw in pairs]
             return
-        self._rows = to_device(torch.from_numpy(self._all_rows(generators)), self._labels.device)
+        self._rows = to_device(torch.from_numpy(self._draw_rows(generators)), self._labels.device)
         self._stored = torch.cat([each.x for each in data])
         few = self._stored.numel() <= CONVERTED_VALUES
         self._floats = data[0].floats(self._stored) if few else None
@@ -87,7 +87,7 @@ class CohortBatches:
         else:
             drawn = [next(site) for site in self._augmented[:count]]
             rows = self._filled([places for places, _, _ in drawn])
-            inputs = side_by_side([each for _, each, _ in drawn])
+            inputs = join_batches([each for _, each, _ in drawn])
         if inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=self._format)
         return CohortBatch(rows, sizes, inputs, self._labels[rows].view(-1))
@@ -100,7 +100,7 @@ class CohortBatches:
             table[last, site] = self.sizes[last, site]
         return to_device(torch.from_numpy(table), self._labels.device)
 
-    def _all_sizes(self) -> np.ndarray:
+    def _compute_sizes(self) -> np.ndarray:
         size, epochs = self._config.batch_size, self._config.epochs
         columns = []
         for each in self._data:
@@ -112,26 +112,26 @@ class CohortBatches:
             sizes[: len(column), site] = column
         return sizes
 
-    def _all_rows(self, generators: Sequence[np.random.Generator]) -> np.ndarray:
+    def _draw_rows(self, generators: Sequence[np.random.Generator]) -> np.ndarray:
         """(steps, B, K)."""
         epochs, longest = self._config.epochs, int(self.sizes.max())
         rows = np.zeros((len(self.sizes), longest, len(self._data)), dtype=np.int64)
         for site, (each, generator) in enumerate(zip(self._data, generators, strict=True)):
             steps = ceil(len(each) / self._config.batch_size)
             size = min(self._config.batch_size, longest)
-            orders = np.stack([epoch_order(each, generator, self._balanced) for _ in range(epochs)])
+            orders = np.stack([draw_epoch_order(each, generator, self._balanced) for _ in range(epochs)])
             table = np.empty((epochs, steps * size), dtype=np.int64)
             table[:, : len(each)] = orders
             table[:, len(each) :] = orders[:, (steps - 1) * size, None]
             rows[: epochs * steps, :size, site] = table.reshape(-1, size) + self._offsets[site]
         return rows
 
-    def _augmented_batches(
+    def _augment_batches(
         self, data: TrainingSet, generator: np.random.Generator, augmentation: AugmentationConfig
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for _ in range(self._config.epochs):
             size = self._config.batch_size
-            yield from shuffled(data, size, generator, augmentation, balanced=self._balanced)
+            yield from shuffle_batches(data, size, generator, augmentation, balanced=self._balanced)
 
     def _filled(self, batches: Sequence[Tensor]) -> Tensor:
         """(B, K) indices among all samples."""
@@ -164,22 +164,22 @@ class CohortObjective:
         self._config, self._network, self._sites, self._teacher = config, network, sites, teacher
         self._first_class, self._extras = first_class, extras
         frozen = [FrozenOutputs(model, teacher, each, augmented) for each in data]
-        self._old_features = _joined([each.old_features for each in frozen])
-        self._old_logits = _joined([each.old_logits for each in frozen])
+        self._old_features = _join([each.old_features for each in frozen])
+        self._old_logits = _join([each.old_logits for each in frozen])
         self._losses: list[Loss] = []
         for each in data:
-            loss = classification(config)
-            loss.begin(class_counts(config, each, model.num_classes))
+            loss = build_classification(config)
+            loss.begin(count_class_samples(config, each, model.num_classes))
             self._losses.append(loss)
         self._dual = isinstance(model, DualBackboneModel) and model.old_backbone is not None
         self._device = data[0].y.device
-        self._layout = lru_cache(maxsize=64)(self._new_layout)
+        self._layout = lru_cache(maxsize=64)(self._build_layout)
 
     def __call__(self, drawn: CohortBatch) -> tuple[Tensor, Tensor]:
         """(K,) losses with their graph, and (K,) losses over the labels without."""
         layout = self._layout(drawn.sizes)
         self._sites.sizes = drawn.sizes
-        features, old_logits, new_features = self._answers(drawn)
+        features, old_logits, new_features = self._compute_answers(drawn)
         count = len(drawn.sizes)
         batch = Batch(
             as_rows(self._network.classify(features), count),
@@ -190,29 +190,29 @@ class CohortObjective:
             None if new_features is None else as_rows(new_features, count),
         )
         if layout.loss is not None:
-            losses = layout.means(Term(layout.loss(batch)))
+            losses = layout.average_rows(Term(layout.loss(batch)))
         else:
             parts = layout.parts(batch)
             losses = torch.stack([loss.mean(part) for loss, part in zip(self._losses, parts, strict=False)])
         over_labels = losses.detach()
-        for term in row_terms(self._config, batch):
-            losses = losses + layout.means(term)
+        for term in compute_row_terms(self._config, batch):
+            losses = losses + layout.average_rows(term)
         if (contrast := self._config.contrastive) is not None:
             values = [
-                supervised_contrastive(part.features, part.labels, contrast.temperature, contrast.form)
+                compute_contrastive(part.features, part.labels, contrast.temperature, contrast.form)
                 for part in layout.parts(batch)
             ]
             losses = losses + contrast.weight * torch.stack(values)
-        return self._with_extras(losses), over_labels
+        return self._add_extras(losses), over_labels
 
-    def _answers(self, drawn: CohortBatch) -> Outputs:
+    def _compute_answers(self, drawn: CohortBatch) -> Outputs:
         """(B, K * d) features, old and new ones, and (B * K, M_old) logits of the teacher; see Outputs."""
         network, inputs = self._network, drawn.inputs
         old = new = None
         if self._dual:
             assert isinstance(network, DualBackboneModel)
             if self._old_features is None:
-                old = network.old_features(inputs)
+                old = network.compute_old_features(inputs)
             else:
                 old = self._old_features[drawn.rows].flatten(1)
             new = network.backbone(inputs)
@@ -230,27 +230,27 @@ class CohortObjective:
             return self._old_logits[drawn.rows].flatten(0, 1)
         rows = inputs.reshape(-1, inputs.shape[1] // count, *inputs.shape[2:])
         old = None if old is None else as_rows(old, count)
-        return teacher_logits(self._teacher, rows, old)
+        return compute_teacher_logits(self._teacher, rows, old)
 
-    def _with_extras(self, losses: Tensor) -> Tensor:
+    def _add_extras(self, losses: Tensor) -> Tensor:
         """The losses with the terms that have samples of their own, as many at every site."""
         extras = [extra for extra in self._extras[: len(losses)] if extra is not None]
         if not extras:
             return losses
         drawn = [extra.draw() for extra in extras]
-        inputs, targets = (side_by_side([each[part] for each in drawn]) for part in (0, 1))
+        inputs, targets = (join_batches([each[part] for each in drawn]) for part in (0, 1))
         count = len(extras)
         self._sites.sizes = (len(inputs),) * count
         term = extras[0].term(as_rows(self._network(inputs), count), as_rows(targets, count))
-        return losses + self._layout(tuple(self._sites.sizes)).means(term)
+        return losses + self._layout(tuple(self._sites.sizes)).average_rows(term)
 
-    def _new_layout(self, sizes: tuple[int, ...]) -> "_Layout":
+    def _build_layout(self, sizes: tuple[int, ...]) -> "_Layout":
         owners = torch.arange(len(sizes), device=self._device).repeat(max(sizes))
         loss = type(self._losses[0]).of_rows(self._losses[: len(sizes)], owners)
         return _Layout(sizes, loss, self._device)
 
 
-def _joined(answers: Sequence[Tensor | None]) -> Tensor | None:
+def _join(answers: Sequence[Tensor | None]) -> Tensor | None:
     """(N, ...) answers for the samples of all sites, or None where they are not known beforehand."""
     known = [each for each in answers if each is not None]
     return torch.cat(known) if known else None
@@ -265,7 +265,7 @@ class _Layout:
         self._shares = (torch.arange(max(sizes), device=device)[:, None] < counts) / counts
         """(B, K): what each row counts in the mean of its site."""
 
-    def means(self, term: Term) -> Tensor:
+    def average_rows(self, term: Term) -> Tensor:
         """(K,) means of the sites' own rows."""
         each = term.each().view(self._shares.shape)
         return (each * self._shares.to(each.dtype)).sum(dim=0)

@@ -21,7 +21,7 @@ from perennial.foundation.errors import DataError
 from perennial.foundation.streams import torch_seed
 from perennial.learning.batches import TrainingSet
 from perennial.learning.cohort_objective import CohortBatch, CohortBatches, CohortObjective
-from perennial.learning.device import autocast
+from perennial.learning.device import use_precision
 from perennial.learning.objective import Extra
 from perennial.learning.optimizers import FlatOptimizer
 from perennial.learning.site_method import GradientCorrection
@@ -106,7 +106,7 @@ class _Cohort:
         self._flat = flat
         one = all(member.start.data_ptr() == given[0].start.data_ptr() for member in given)
         starts = given[0].start[None] if one else torch.stack([member.start for member in given])
-        self._starts, self._places = flat.row_major(starts), torch.tensor(places, device=starts.device)
+        self._starts, self._places = flat.to_row_major(starts), torch.tensor(places, device=starts.device)
         self._sites.load(self._starts.expand(len(given), -1) if one else self._starts[self._places])
         self._ends = starts.new_empty(len(given), starts.shape[1])
         # grouped convolutions prefer the channels last, in which PyTorch's group norm is less exact
@@ -120,7 +120,7 @@ class _Cohort:
         augmented = self._augmentation.active
         datasets, extras = [member.data for member in members], [member.extra for member in members]
         objective = CohortObjective(
-            config.at(progress),
+            config.drop_idle_terms(progress),
             self._model,
             self._network,
             sites,
@@ -134,7 +134,7 @@ class _Cohort:
             config.optimizer, sites.vector, sites.gradient, progress, recorded=steps.records
         )
         before = sites.vector.clone()
-        correction = self._correction()
+        correction = self._stack_corrections()
         self._network.train()
         if any(isinstance(module, nn.Dropout) and module.p for module in self._model.modules()):
             # drawn before the batches are, as for one site
@@ -147,7 +147,7 @@ class _Cohort:
         totals = torch.zeros(2, len(members), device=before.device)
 
         def work(rows: Tensor, inputs: Tensor, labels: Tensor, counted_now: Tensor) -> None:
-            with autocast(config, before.device):
+            with use_precision(config, before.device):
                 losses, over_labels = objective(CohortBatch(rows, batch.sizes, inputs, labels))
             losses.sum().backward()
             if correction is not None:
@@ -156,7 +156,7 @@ class _Cohort:
             sites.gradient.zero_()
             totals[:, : sites.count].add_(torch.stack([losses.detach(), over_labels]) * counted_now)
 
-        with steps.turn(self._obstacle() or optimizer.obstacle) as carry_out:
+        with steps.turn(self._explain_obstacle() or optimizer.obstacle) as carry_out:
             for step, sizes in enumerate(batches.sizes):
                 there = int(np.count_nonzero(sizes))
                 if there < sites.count:
@@ -174,7 +174,7 @@ class _Cohort:
             for update, end, place in zip(updates, ends, order, strict=True)
         ]
 
-    def _obstacle(self) -> str:
+    def _explain_obstacle(self) -> str:
         """Why no two steps are alike; '' where those of the same batch sizes are."""
         if any(member.extra is not None for member in self._members):
             return DRAWS_ANEW
@@ -182,14 +182,14 @@ class _Cohort:
             return "each site of a cohort drops units by a stream of its own"
         return ""
 
-    def _correction(self) -> GradientCorrection | None:
+    def _stack_corrections(self) -> GradientCorrection | None:
         """The members' corrections in the layout of the stacked vector; they differ in their shifts alone."""
         first = self._members[0].correction
         if first is None or first.shift is None:
             return first
         shifts = [member.correction.shift for member in self._members if member.correction is not None]
         rows = torch.stack([shift for shift in shifts if shift is not None])
-        return replace(first, shift=self._sites.gathered(self._flat.row_major(rows)))
+        return replace(first, shift=self._sites.gathered(self._flat.to_row_major(rows)))
 
     def _go_on_with(
         self,

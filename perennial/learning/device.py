@@ -38,7 +38,7 @@ def choose_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def worker_devices(device: str) -> list[str]:
+def list_worker_devices(device: str) -> list[str]:
     """Names of the devices that worker processes share: every GPU for cuda, and for auto if there is one.
 
     Raises as choose_device does.
@@ -66,13 +66,13 @@ def use_products_of(config: LearnerConfig) -> None:
     torch.backends.cudnn.allow_tf32 = rounds
 
 
-def autocast(config: LearnerConfig, device: torch.device) -> AbstractContextManager[None]:
+def use_precision(config: LearnerConfig, device: torch.device) -> AbstractContextManager[None]:
     """A context in which the forward pass runs in bfloat16 if the learner asks for it, else unchanged."""
-    return _bfloat16(device) if config.precision == "bfloat16" else nullcontext()
+    return _use_bfloat16(device) if config.precision == "bfloat16" else nullcontext()
 
 
 @contextmanager
-def _bfloat16(device: torch.device) -> Iterator[None]:
+def _use_bfloat16(device: torch.device) -> Iterator[None]:
     with torch.autocast(device.type, dtype=torch.bfloat16), GroupNormInside():
         yield
 

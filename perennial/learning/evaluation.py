@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.foundation.cache import BoundedFolder
-from perennial.learning.batches import TrainingSet, outputs
-from perennial.learning.scored import classifier
+from perennial.learning.batches import TrainingSet, compute_outputs
+from perennial.learning.scored import build_classifier
 from perennial.models.class_means import mean_similarity
 from perennial.models.incremental import IncrementalModel
 
@@ -22,17 +22,17 @@ def count_correct(
     predict: maps inputs (B, ...) to classes (B,). among: (m,) int64, the samples to count; None: all.
     """
     labels = data.y if among is None else data.y[among]
-    hits = outputs(predict, data, among) == labels if len(labels) else labels.bool()
+    hits = compute_outputs(predict, data, among) == labels if len(labels) else labels.bool()
     correct = torch.bincount(labels[hits], minlength=num_classes)
     return correct.tolist(), torch.bincount(labels, minlength=num_classes).tolist()
 
 
-def by_head(model: IncrementalModel) -> Callable[[Tensor], Tensor]:
+def build_head_classifier(model: IncrementalModel) -> Callable[[Tensor], Tensor]:
     """A function from inputs (B, ...) to the class (B,) of the largest logit."""
     return lambda inputs: model(inputs).argmax(dim=1)
 
 
-def head_counts(
+def count_head_correct(
     model: IncrementalModel,
     data: TrainingSet,
     num_classes: int,
@@ -43,11 +43,11 @@ def head_counts(
 
     folder: where features of fixed maps, computed once for each sample, may be stored; None: in memory.
     """
-    classify, rows = classifier(model, data, None, folder)
+    classify, rows = build_classifier(model, data, None, folder)
     return count_correct(lambda inputs: classify(inputs).argmax(dim=1), rows, num_classes, among)
 
 
-def by_class_means(model: IncrementalModel, means: Tensor) -> Callable[[Tensor], Tensor]:
+def build_mean_classifier(model: IncrementalModel, means: Tensor) -> Callable[[Tensor], Tensor]:
     """A function from inputs (B, ...) to the class (B,) whose mean feature is closest.
 
     means: (M, d), rows of unit length, or of zeros for classes that are never predicted.
@@ -57,7 +57,7 @@ def by_class_means(model: IncrementalModel, means: Tensor) -> Callable[[Tensor],
 
 
 @torch.no_grad()
-def unit_features(model: IncrementalModel, data: TrainingSet) -> Tensor:
+def compute_unit_features(model: IncrementalModel, data: TrainingSet) -> Tensor:
     """(n, d) features of unit length, in evaluation mode and without augmentation."""
     model.eval()
-    return outputs(lambda inputs: F.normalize(model.features(inputs), dim=1), data)
+    return compute_outputs(lambda inputs: F.normalize(model.features(inputs), dim=1), data)

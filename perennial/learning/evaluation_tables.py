@@ -59,13 +59,13 @@ class EvaluationTables:
     @classmethod
     def empty(cls, classes: int, subgroups: int = 0) -> "EvaluationTables":
         """Tables of no sample."""
-        shapes = _shapes(classes, subgroups)
+        shapes = _list_shapes(classes, subgroups)
         return cls(**{name: np.zeros(shape, dtype=np.int64) for name, shape in shapes.items()})
 
     @classmethod
     def from_vector(cls, counts: np.ndarray, classes: int, subgroups: int = 0) -> "EvaluationTables":
         """The tables whose vector() is `counts`. Raises ValueError when it has another length."""
-        shapes = _shapes(classes, subgroups)
+        shapes = _list_shapes(classes, subgroups)
         sizes = [int(np.prod(shape)) for shape in shapes.values()]
         if len(counts) != sum(sizes):
             raise ValueError(f"tables: found {len(counts)} counts, expected {sum(sizes)}")
@@ -109,7 +109,7 @@ class EvaluationTables:
         )
 
 
-def _shapes(classes: int, subgroups: int) -> dict[str, Sequence[int]]:
+def _list_shapes(classes: int, subgroups: int) -> dict[str, Sequence[int]]:
     scores = (classes, SCORE_BINS)
     return {
         "confusion": (classes, classes),
@@ -123,19 +123,19 @@ def _shapes(classes: int, subgroups: int) -> dict[str, Sequence[int]]:
     }
 
 
-def even_odds(classes: int) -> float:
+def compute_even_odds(classes: int) -> float:
     """Log odds of each of so many equally probable classes, from which score bins are counted."""
     return -math.log(max(1, classes - 1))
 
 
 def score_bin_lower(index: int, classes: int) -> float:
     """Lower edge of score bin `index` in log odds; -inf for the first one."""
-    return -math.inf if index <= 0 else float(SCORE_EDGES[index - 1]) + even_odds(classes)
+    return -math.inf if index <= 0 else float(SCORE_EDGES[index - 1]) + compute_even_odds(classes)
 
 
-def least_score_bin(log_odds: float, classes: int) -> int:
+def find_least_score_bin(log_odds: float, classes: int) -> int:
     """The first score bin whose samples all have these log odds or more; they must be a bin's lower edge."""
-    return int(np.searchsorted(SCORE_EDGES + even_odds(classes), log_odds, side="right"))
+    return int(np.searchsorted(SCORE_EDGES + compute_even_odds(classes), log_odds, side="right"))
 
 
 def as_probability(log_odds: float) -> float:

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.cache import BoundedFolder
-from perennial.foundation.files import make_folder, one_at_a_time
+from perennial.foundation.files import lock_folder, make_folder
 from perennial.foundation.site_log import log
-from perennial.learning.batches import TrainingSet, content_keys
+from perennial.learning.batches import TrainingSet, hash_contents
 from perennial.models.feature_maps.fixed import FixedFeatures
-from perennial.privacy.sample_level import blocks_of
+from perennial.privacy.sample_level import split_blocks
 
 BATCH = 64
 """Samples that the maps see at once on a CPU, where larger batches are no faster."""
@@ -61,17 +61,17 @@ class FeatureBank:
         """Yield ((b, d) features on the grid, (b,) labels) for all samples in order, on data's device."""
         for start in range(0, len(data), ROWS):
             part = slice(start, start + ROWS)
-            keys = content_keys(data.x[part])
+            keys = hash_contents(data.x[part])
             self._fill(backbone, data, keys, start)
             places = np.array([self._places[key] for key in keys])
             mapped = torch.from_numpy(np.ascontiguousarray(self._rows[places]))
             mapped = mapped.to(data.x.device)
             found = torch.empty(len(mapped), backbone.width, device=data.x.device)
-            for rows, places in _batches(data, torch.arange(start, start + len(keys))):
-                found[rows] = _padded(backbone.finished, mapped[rows], places, batch_size(data.x))
+            for rows, places in _plan_batches(data, torch.arange(start, start + len(keys))):
+                found[rows] = _run_padded(backbone.finished, mapped[rows], places, choose_batch_size(data.x))
             yield found, data.y[part]
 
-    def feature_set(self, backbone: FixedFeatures, data: TrainingSet) -> FeatureSet:
+    def build_feature_set(self, backbone: FixedFeatures, data: TrainingSet) -> FeatureSet:
         """The same training set with features in place of samples."""
         parts = [features for features, _ in self.features(backbone, data)]
         x = torch.cat(parts) if parts else torch.empty(0, backbone.width, device=data.x.device)
@@ -79,28 +79,28 @@ class FeatureBank:
 
     def _fill(self, backbone: FixedFeatures, data: TrainingSet, keys: list[bytes], start: int) -> None:
         """Compute the features of the samples from start that are not there."""
-        missing = self._missing(keys)
+        missing = self._find_missing(keys)
         if missing and self._folder is not None:
             self._read_new()
-            missing = self._missing(keys)
+            missing = self._find_missing(keys)
         if not missing:
             return
         samples = torch.tensor([start + place for place in missing.values()])
         found = torch.empty(len(samples), self._width, device=data.x.device)
-        for rows, places in _batches(data, samples):
+        for rows, places in _plan_batches(data, samples):
             inputs = data.inputs(samples.to(data.x.device)[rows])
-            found[rows] = _padded(backbone.mapped, inputs, places, batch_size(data.x))
+            found[rows] = _run_padded(backbone.map_inputs, inputs, places, choose_batch_size(data.x))
         self._keep(list(missing), found.cpu().numpy())
 
-    def _missing(self, keys: list[bytes]) -> dict[bytes, int]:
+    def _find_missing(self, keys: list[bytes]) -> dict[bytes, int]:
         return {key: place for place, key in enumerate(keys) if key not in self._places}
 
     def _keep(self, keys: list[bytes], rows: np.ndarray) -> None:
-        if not self._stored_now(keys, rows):
+        if not self._try_store(keys, rows):
             self._places |= {key: len(self._rows) + place for place, key in enumerate(keys)}
             self._rows = np.concatenate([self._rows, rows])
 
-    def _stored_now(self, keys: list[bytes], rows: np.ndarray) -> bool:
+    def _try_store(self, keys: list[bytes], rows: np.ndarray) -> bool:
         """Whether these rows are on the disk now, and read from there."""
         if self._shared is None or self._folder is None:
             return False
@@ -109,7 +109,7 @@ class FeatureBank:
             return False
         try:
             make_folder(self._folder)
-            with one_at_a_time(self._folder):
+            with lock_folder(self._folder):
                 self._add(keys, rows)
         except OSError as error:
             # a full disk, or one that this user may not write to: what can be made again stops no run
@@ -118,7 +118,7 @@ class FeatureBank:
         return self._read_new()
 
     def _add(self, keys: list[bytes], rows: np.ndarray) -> None:
-        count = self._stored()
+        count = self._count_stored()
         with open(self._rows_file, "r+b" if self._rows_file.exists() else "wb") as file:
             file.seek(count * self._width * 4)
             file.write(rows.tobytes())
@@ -147,7 +147,7 @@ class FeatureBank:
         return False
 
     def _read(self, rows: BinaryIO, keys: BinaryIO) -> None:
-        count = min(_size(rows) // (self._width * 4), _size(keys) // KEY)
+        count = min(_measure_size(rows) // (self._width * 4), _measure_size(keys) // KEY)
         if count <= len(self._rows):
             return
         keys.seek(len(self._rows) * KEY)
@@ -160,7 +160,7 @@ class FeatureBank:
         log.warning("%s: %s; the features of this map stay in memory from now on", self._folder, reason)
         self._shared = self._folder = None
 
-    def _stored(self) -> int:
+    def _count_stored(self) -> int:
         """Samples whose key and row are both on the disk."""
         if not self._keys_file.exists() or not self._rows_file.exists():
             return 0
@@ -181,13 +181,13 @@ class FeatureBank:
 _banks: dict[tuple[str, str, BoundedFolder | None], FeatureBank] = {}
 
 
-def bank_of(backbone: FixedFeatures, data: TrainingSet, folder: BoundedFolder | None) -> FeatureBank:
+def open_bank(backbone: FixedFeatures, data: TrainingSet, folder: BoundedFolder | None) -> FeatureBank:
     """The feature bank of a backbone's maps; a process keeps the latest few banks.
 
     folder: where features may be stored on disk, unless the maps are cheap to compute; None: in memory.
     """
     constants = hashlib.sha256(data.mean.cpu().numpy().tobytes() + data.std.cpu().numpy().tobytes())
-    content, used = backbone.maps_content(constants.hexdigest()), folder if backbone.costly else None
+    content, used = backbone.hash_maps(constants.hexdigest()), folder if backbone.costly else None
     # features whose last bits follow from the sample alone, and others, are kept apart
     name = content[:32] + ("-alone" if data.alone else "")
     key = name, str(data.x.device), used
@@ -196,11 +196,11 @@ def bank_of(backbone: FixedFeatures, data: TrainingSet, folder: BoundedFolder | 
             del _banks[next(iter(_banks))]
         _banks[key] = FeatureBank(backbone.mapped_width, used, name)
     if used is not None:
-        used.used(used.path / name)
+        used.mark_used(used.path / name)
     return _banks[key]
 
 
-def batch_size(samples: Tensor) -> int:
+def choose_batch_size(samples: Tensor) -> int:
     """Samples that the maps see at once: BATCH on a CPU, else a power of two by the size of their inputs."""
     if samples.device.type == "cpu":
         return BATCH
@@ -208,21 +208,21 @@ def batch_size(samples: Tensor) -> int:
     return 1 << (most.bit_length() - 1)
 
 
-def _size(file: BinaryIO) -> int:
+def _measure_size(file: BinaryIO) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def _batches(data: TrainingSet, samples: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (which of the (n,) samples, their places in a batch), in order or as blocks_of() has it."""
-    size, device = batch_size(data.x), data.x.device
-    blocks = blocks_of(data.places[samples] if data.alone else torch.arange(len(samples)), size)
+def _plan_batches(data: TrainingSet, samples: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (which of the (n,) samples, their places in a batch), in order or as split_blocks() has it."""
+    size, device = choose_batch_size(data.x), data.x.device
+    blocks = split_blocks(data.places[samples] if data.alone else torch.arange(len(samples)), size)
     for block in blocks:
         places = (block >= 0).nonzero()[:, 0]
         yield block[places].to(device), places.to(device)
 
 
 @torch.no_grad()
-def _padded(network: "torch.nn.Module | object", batch: Tensor, places: Tensor, size: int) -> Tensor:
+def _run_padded(network: "torch.nn.Module | object", batch: Tensor, places: Tensor, size: int) -> Tensor:
     """network's answers to a batch, which it sees at these places of `size`, filled up with zeros."""
     room = torch.zeros(size, *batch.shape[1:], dtype=batch.dtype, device=batch.device)
     room[places] = batch

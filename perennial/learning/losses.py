@@ -41,7 +41,7 @@ def log_prior(counts: Tensor, scale: float, sign: int) -> Tensor:
     return torch.where(counts == 0, torch.full_like(prior, -torch.inf), prior)
 
 
-def distillation(logits: Tensor, old_logits: Tensor, temperature: float) -> Tensor:
+def compute_distillation(logits: Tensor, old_logits: Tensor, temperature: float) -> Tensor:
     """(B,) KL(previous model || this model) over the old classes alone, both renormalised there.
 
     The loss is T^2 times their mean.
@@ -58,7 +58,7 @@ def distillation(logits: Tensor, old_logits: Tensor, temperature: float) -> Tens
     return F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=1)
 
 
-def feature_distillation(features: Tensor, target: Tensor) -> Tensor:
+def compute_feature_distillation(features: Tensor, target: Tensor) -> Tensor:
     """(B, d) squared distances of features from a target that gets no gradient; their mean is the loss.
 
     features, target: (B, d). Romero et al. 2015 (FitNets, arXiv 1412.6550), whose target is a teacher's.
@@ -66,7 +66,9 @@ def feature_distillation(features: Tensor, target: Tensor) -> Tensor:
     return (features.float() - target.detach().float()).square()
 
 
-def relation_distillation(logits: Tensor, labels: Tensor, old_logits: Tensor, temperature: float) -> Tensor:
+def compute_relation_distillation(
+    logits: Tensor, labels: Tensor, old_logits: Tensor, temperature: float
+) -> Tensor:
     """(B,) KL(target || this model) over all classes; the loss is T^2 times their mean.
 
     The target is the one-hot label with the previous model's probabilities in the old columns,
@@ -83,7 +85,7 @@ def relation_distillation(logits: Tensor, labels: Tensor, old_logits: Tensor, te
     return F.kl_div(ours, target, reduction="none").sum(dim=1)
 
 
-def supervised_contrastive(features: Tensor, labels: Tensor, temperature: float, form: str = "out") -> Tensor:
+def compute_contrastive(features: Tensor, labels: Tensor, temperature: float, form: str = "out") -> Tensor:
     """Pulls features of one class together and pushes those of different classes apart.
 
     The mean over the samples that have another sample of their class in the batch; 0 with zero gradient if
@@ -155,10 +157,10 @@ class Loss:
 
     def mean(self, batch: Batch) -> Tensor:
         """The loss of the batch: the mean of its values."""
-        return batch_mean(self(batch))
+        return average_batch(self(batch))
 
 
-def batch_mean(values: Tensor) -> Tensor:
+def average_batch(values: Tensor) -> Tensor:
     """The mean of values (B,) or (B, K); of (B,) to the bits of F.cross_entropy's own mean."""
     if values.dim() > 1:
         return values.mean()
@@ -203,7 +205,7 @@ class BalancedSoftmax(Loss):
         classes = logits.shape[1]
         if prior.shape not in ((classes,), logits.shape):
             raise ValueError(f"prior: found shape {tuple(prior.shape)}, allowed ({classes},)")
-        if _beyond(labels, 0, classes):
+        if _has_outside(labels, 0, classes):
             raise ValueError(f"labels: found {labels.min()} to {labels.max()}, allowed 0 to {classes - 1}")
         return F.cross_entropy(logits + prior, labels, reduction="none")
 
@@ -219,7 +221,7 @@ class CurrentSoftmax(Loss):
 
     def __call__(self, batch: Batch) -> Tensor:
         logits, labels, first = batch.logits, batch.labels, batch.first_class
-        if _beyond(labels, first, logits.shape[1]):
+        if _has_outside(labels, first, logits.shape[1]):
             raise ValueError(
                 f"labels: found {labels.min()} to {labels.max()}, allowed {first} to "
                 f"{logits.shape[1] - 1}; a lower one is of an earlier task"
@@ -291,7 +293,7 @@ class TaskTemperatures(Loss):
         return each * len(each) * share
 
 
-def _beyond(labels: Tensor, first: int, end: int) -> bool:
+def _has_outside(labels: Tensor, first: int, end: int) -> bool:
     """Whether a label lies outside first..end - 1.
 
     On a GPU the look would stop the queue in every batch, and the loss itself asserts there: False.
@@ -317,7 +319,7 @@ LOSSES: dict[str, type[Loss]] = {
 }
 
 
-def classification(config: LearnerConfig) -> Loss:
+def build_classification(config: LearnerConfig) -> Loss:
     """Build the loss over the labels that a learner names, ours or a plug-in's.
 
     Raises ConfigError if a plug-in is missing, is no Loss, or does not know the options.

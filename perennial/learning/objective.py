@@ -10,20 +10,20 @@ from torch import Tensor
 
 from perennial.config.learner import LearnerConfig
 from perennial.foundation.errors import PrivacyError, ProtocolError
-from perennial.learning.batches import TrainingSet, outputs
+from perennial.learning.batches import TrainingSet, compute_outputs
 from perennial.learning.losses import (
     Batch,
-    batch_mean,
-    classification,
-    distillation,
-    feature_distillation,
-    relation_distillation,
-    supervised_contrastive,
+    average_batch,
+    build_classification,
+    compute_contrastive,
+    compute_distillation,
+    compute_feature_distillation,
+    compute_relation_distillation,
 )
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.incremental import IncrementalModel
-from perennial.models.layers import naming_what_did_not_grow
-from perennial.privacy.combinations import coupled_reason
+from perennial.models.layers import explain_stale_tensors
+from perennial.privacy.combinations import explain_coupled
 
 
 class Outputs(NamedTuple):
@@ -68,13 +68,13 @@ class FrozenOutputs:
         if augmented:
             return
         if self._dual is not None:
-            self.old_features = outputs(self._dual.old_features, data)
+            self.old_features = compute_outputs(self._dual.compute_old_features, data)
         if teacher is not None:
-            self.old_logits = outputs(teacher, data)
+            self.old_logits = compute_outputs(teacher, data)
 
-    def beside(self, rows: Tensor, inputs: Tensor) -> Outputs:
+    def answer_batch(self, rows: Tensor, inputs: Tensor) -> Outputs:
         """Outputs of the model and the frozen networks for one batch. rows: indices of its samples."""
-        old = self._old_of(rows, inputs)
+        old = self._find_old_features(rows, inputs)
         if self._dual is None or old is None:
             features, new = self._model.features(inputs), None
         else:
@@ -87,16 +87,18 @@ class FrozenOutputs:
             return None
         if self.old_logits is not None:
             return self.old_logits[rows]
-        return teacher_logits(self._teacher, inputs, old)
+        return compute_teacher_logits(self._teacher, inputs, old)
 
-    def _old_of(self, rows: Tensor, inputs: Tensor) -> Tensor | None:
+    def _find_old_features(self, rows: Tensor, inputs: Tensor) -> Tensor | None:
         if self._dual is None:
             return None
-        return self._dual.old_features(inputs) if self.old_features is None else self.old_features[rows]
+        return (
+            self._dual.compute_old_features(inputs) if self.old_features is None else self.old_features[rows]
+        )
 
 
 @torch.no_grad()
-def teacher_logits(teacher: IncrementalModel, inputs: Tensor, old: Tensor | None) -> Tensor:
+def compute_teacher_logits(teacher: IncrementalModel, inputs: Tensor, old: Tensor | None) -> Tensor:
     """(B, M_old) logits of the teacher for a batch.
 
     old: (B, d) features of the model's old backbone, which was the teacher's new one; None without one.
@@ -104,7 +106,7 @@ def teacher_logits(teacher: IncrementalModel, inputs: Tensor, old: Tensor | None
     if old is None:
         return teacher(inputs)
     assert isinstance(teacher, DualBackboneModel)
-    return teacher.classify(teacher.features_beside(inputs, old))
+    return teacher.classify(teacher.complete_features(inputs, old))
 
 
 def check_frozen(model: IncrementalModel, teacher: IncrementalModel | None) -> None:
@@ -135,7 +137,7 @@ class Term:
 
     def mean(self) -> Tensor:
         """The term's value for the batch: the mean of its values times the factors."""
-        value = batch_mean(self.values) if self.values.dim() else self.values
+        value = average_batch(self.values) if self.values.dim() else self.values
         for factor in self.factors:
             value = factor * value
         return value
@@ -180,19 +182,19 @@ class Objective:
         self._terms = terms
         self._config, self._model, self._first_class, self._extra = config, model, first_class, extra
         self._shapes = {"head.bias": torch.Size((model.num_classes,))}
-        self._loss = classification(config)
-        self._loss.begin(class_counts(config, data, model.num_classes))
+        self._loss = build_classification(config)
+        self._loss.begin(count_class_samples(config, data, model.num_classes))
         self._frozen = FrozenOutputs(model, teacher, data, augmented)
         self.classification = torch.zeros((), device=data.y.device)
         """The loss over the labels of the latest batch, without gradient."""
 
     def __call__(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The scalar loss of one batch."""
-        batch = self._batch(rows, inputs, labels)
-        with naming_what_did_not_grow((self._loss,), self._shapes):
+        batch = self._build_batch(rows, inputs, labels)
+        with explain_stale_tensors((self._loss,), self._shapes):
             loss = self._loss.mean(batch)
         self.classification = loss.detach()
-        for term in terms_beside(self._config, batch):
+        for term in compute_terms_beside(self._config, batch):
             loss = loss + term.mean()
         for further in self._terms:
             if (value := further(batch)) is not None:
@@ -204,23 +206,23 @@ class Objective:
 
     def require_alone(self) -> None:
         """Raise PrivacyError that names each term in which a sample's loss depends on other samples."""
-        terms = coupled_terms(self._config)
+        terms = list_coupled_terms(self._config)
         if self._extra is not None or self._terms:
             terms.append("the strategy's own term of the loss")
         if terms:
-            raise PrivacyError(coupled_reason(terms))
+            raise PrivacyError(explain_coupled(terms))
 
     def each(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """(B,) losses of the samples of a batch, for an objective that has passed require_alone."""
-        batch = self._batch(rows, inputs, labels)
-        with naming_what_did_not_grow((self._loss,), self._shapes):
+        batch = self._build_batch(rows, inputs, labels)
+        with explain_stale_tensors((self._loss,), self._shapes):
             loss = Term(self._loss(batch)).each()
-        for term in terms_beside(self._config, batch):
+        for term in compute_terms_beside(self._config, batch):
             loss = loss + term.each()
         return loss
 
-    def _batch(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> Batch:
-        found = self._frozen.beside(rows, inputs)
+    def _build_batch(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> Batch:
+        found = self._frozen.answer_batch(rows, inputs)
         return Batch(
             self._model.classify(found.features),
             labels,
@@ -231,42 +233,44 @@ class Objective:
         )
 
 
-def terms_beside(config: LearnerConfig, batch: Batch) -> list[Term]:
+def compute_terms_beside(config: LearnerConfig, batch: Batch) -> list[Term]:
     """All terms of a batch's loss but that over the labels: distillation, consolidation and contrastive."""
-    terms = row_terms(config, batch)
+    terms = compute_row_terms(config, batch)
     if (contrast := config.contrastive) is not None:
-        value = supervised_contrastive(batch.features, batch.labels, contrast.temperature, contrast.form)
+        value = compute_contrastive(batch.features, batch.labels, contrast.temperature, contrast.form)
         terms.append(Term(value, (contrast.weight,)))
     return terms
 
 
-def row_terms(config: LearnerConfig, batch: Batch) -> list[Term]:
+def compute_row_terms(config: LearnerConfig, batch: Batch) -> list[Term]:
     """The distillation and consolidation terms of a batch, in which each sample has a value of its own."""
     terms: list[Term] = []
     distil = config.distillation
     if distil is not None and batch.old_logits is not None:
         if distil.form == "all_classes":
-            values = relation_distillation(batch.logits, batch.labels, batch.old_logits, distil.temperature)
+            values = compute_relation_distillation(
+                batch.logits, batch.labels, batch.old_logits, distil.temperature
+            )
         else:
-            values = distillation(batch.logits, batch.old_logits, distil.temperature)
+            values = compute_distillation(batch.logits, batch.old_logits, distil.temperature)
         terms.append(Term(values, (distil.temperature**2, distil.weight)))
     if config.consolidation is not None and batch.new_features is not None:
-        values = feature_distillation(batch.new_features, batch.features)
+        values = compute_feature_distillation(batch.new_features, batch.features)
         terms.append(Term(values, (config.consolidation.weight,)))
     return terms
 
 
-def class_counts(config: LearnerConfig, data: TrainingSet, num_classes: int) -> Tensor:
+def count_class_samples(config: LearnerConfig, data: TrainingSet, num_classes: int) -> Tensor:
     """(num_classes,) samples of each class for the loss's prior; 0 or 1 under class-balanced batches."""
     counts = data.counts(num_classes)
     # the prior of what is drawn: corrected twice, common classes would count less than rare ones
     return counts.clamp(max=1) if config.memory is not None and config.memory.balanced else counts
 
 
-def coupled_terms(config: LearnerConfig) -> list[str]:
+def list_coupled_terms(config: LearnerConfig) -> list[str]:
     """Names of the terms in which a sample's loss depends on other samples; DP-SGD can have none of them."""
     found = {
-        f"learner.classification {config.classification.name!r}": not classification(config).alone,
+        f"learner.classification {config.classification.name!r}": not build_classification(config).alone,
         "learner.contrastive": config.contrastive is not None,
     }
     return [name for name, coupled in found.items() if coupled]

@@ -29,7 +29,7 @@ def check_claim(
     if not experiment.privacy.enabled:
         return
     # the losses need PyTorch, which a site without a claim need not import for this
-    from perennial.learning.objective import coupled_terms
+    from perennial.learning.objective import list_coupled_terms
 
     learner, memory, digests = experiment.learner, experiment.learner.memory, experiment.digests
     refuse_false_claims(
@@ -38,7 +38,7 @@ def check_claim(
         memory_selection=memory.selection if memory else None,
         memory_displaces=memory is not None and memory.share is None,
         balanced_replay=memory is not None and memory.balanced,
-        coupled_terms=coupled_terms(learner),
+        coupled_terms=list_coupled_terms(learner),
         needs_every_class=learner.classification.name == "balanced_softmax"
         and learner.classification.sign < 0,
         segments=segments,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.config.charges import steps_of_round
+from perennial.config.charges import count_round_steps
 from perennial.config.learner import LearnerConfig
 from perennial.data.config import AugmentationConfig
 from perennial.foundation.devices import to_device
@@ -22,12 +22,12 @@ from perennial.learning.bayesian_estimate import NeighbourDistances
 from perennial.learning.objective import Extra, Objective
 from perennial.learning.optimizers import FlatOptimizer
 from perennial.learning.site_method import GradientCorrection, OptionalTerm
-from perennial.learning.training import TrainingResult, seeded_dropout
+from perennial.learning.training import TrainingResult, seed_dropout
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import Noise
-from perennial.privacy.sample_level import Losses, PrivateGradient, poisson_batches
+from perennial.privacy.sample_level import Losses, PrivateGradient, draw_poisson_batches
 
 
 def train_privately(
@@ -57,7 +57,7 @@ def train_privately(
     assert privacy.sample_rate is not None
     before = flat.vector.clone()
     objective = Objective(
-        config.at(progress), model, data, teacher, augmentation.active, first_class, extra, terms
+        config.drop_idle_terms(progress), model, data, teacher, augmentation.active, first_class, extra, terms
     )
     objective.require_alone()
     if correction is not None and (correction.shift is not None or correction.others):
@@ -67,13 +67,13 @@ def train_privately(
         )
     optimizer = FlatOptimizer(config.optimizer, flat.trainable, flat.gradient, progress)
     anchor = before[: len(flat.trainable)]
-    generator = secret_generator(source)
-    steps = steps_of_round(config, privacy)
+    generator = create_secret_generator(source)
+    steps = count_round_steps(config, privacy)
     model.train()
     flat.gradient.zero_()
     total, seen = torch.zeros((), dtype=torch.float64, device=before.device), 0
 
-    def losses_of(rows: Tensor) -> Losses:
+    def bind_losses(rows: Tensor) -> Losses:
         rows = to_device(rows, data.y.device)
         stored = augment(data.x[rows], augmentation, generator) if augmentation.active else data.x[rows]
 
@@ -84,16 +84,16 @@ def train_privately(
         return of
 
     with (
-        seeded_dropout(model, generator),
+        seed_dropout(model, generator),
         PrivateGradient(model, privacy, expected_batch=config.batch_size, source=source) as private,
     ):
         units = len(data) if data.patients is None else len(data.patients.unique())
-        for drawn_units in poisson_batches(units, privacy.sample_rate, steps, source):
-            batch, patients = _samples_of(data, drawn_units)
+        for drawn_units in draw_poisson_batches(units, privacy.sample_rate, steps, source):
+            batch, patients = _select_samples(data, drawn_units)
             if neighbours is not None and len(data):
-                drawn = neighbours.records(len(data))
-                neighbours.see(private.clipped_norms(data.places[drawn], losses_of(drawn)))
-            mean = private.compute(data.places[batch], losses_of(batch), patients)
+                drawn = neighbours.draw_records(len(data))
+                neighbours.see(private.measure_clipped_norms(data.places[drawn], bind_losses(drawn)))
+            mean = private.compute(data.places[batch], bind_losses(batch), patients)
             if correction is not None:
                 correction.apply(flat.gradient, flat.trainable, anchor)
             optimizer.step()
@@ -103,7 +103,7 @@ def train_privately(
     return TrainingResult(flat.vector - before, float(total) / max(seen, 1), steps)
 
 
-def _samples_of(data: TrainingSet, units: Tensor) -> tuple[Tensor, Tensor | None]:
+def _select_samples(data: TrainingSet, units: Tensor) -> tuple[Tensor, Tensor | None]:
     """(indices of the samples, whose each is) of the units of a batch.
 
     A unit is a sample, or a patient with all of their samples.
@@ -114,10 +114,10 @@ def _samples_of(data: TrainingSet, units: Tensor) -> tuple[Tensor, Tensor | None
     return batch, data.patients[batch]
 
 
-def secret_generator(source: Noise) -> np.random.Generator:
+def create_secret_generator(source: Noise) -> np.random.Generator:
     """A generator with a secret seed, for augmentation and dropout.
 
     What they draw depends on who is in the batch, so with a seed that others know one sample could change
     what happens to the next.
     """
-    return np.random.Generator(np.random.PCG64(int.from_bytes(source.words(2).tobytes())))
+    return np.random.Generator(np.random.PCG64(int.from_bytes(source.draw_words(2).tobytes())))

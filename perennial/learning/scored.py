@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perennial.foundation.cache import BoundedFolder
-from perennial.learning.batches import EVALUATION_BATCH, TrainingSet, outputs
+from perennial.learning.batches import EVALUATION_BATCH, TrainingSet, compute_outputs
 from perennial.learning.evaluation_tables import (
     CONFIDENCE_BINS,
     CONFIDENCE_EDGES,
@@ -20,9 +20,9 @@ from perennial.learning.evaluation_tables import (
     SCORE_EDGES,
     TEMPERATURES,
     EvaluationTables,
-    even_odds,
+    compute_even_odds,
 )
-from perennial.models.class_means import over_features
+from perennial.models.class_means import build_nearest_mean
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.incremental import IncrementalModel
 from perennial.models.prediction import log_odds
@@ -59,7 +59,7 @@ class Scored:
         """The samples at rows, (m,) int64 or (n,) bool."""
         return Scored(**{name: array[rows] for name, array in vars(self).items()})
 
-    def tables(
+    def build_tables(
         self, weights: np.ndarray | None = None, subgroup: np.ndarray | None = None, subgroups: int = 0
     ) -> EvaluationTables:
         """Count the samples into EvaluationTables; likelihood, validation and calibration stay 0.
@@ -70,13 +70,15 @@ class Scored:
         each = np.ones(len(self), dtype=np.int64) if weights is None else weights
         found = EvaluationTables.empty(classes, subgroups)
         np.add.at(found.confusion, (self.label, self.predicted), each)
-        own, every = self._scores(each)
+        own, every = self._count_scores(each)
         found.positive[...] = own
         found.negative[...] = every - own
         right = self.label == self.predicted
         for index in range(2):
             for kind, counted in enumerate((each, each * right)):
-                found.confidence[index, kind] = _counted(self.confidence[:, index], counted, CONFIDENCE_BINS)
+                found.confidence[index, kind] = _count_bins(
+                    self.confidence[:, index], counted, CONFIDENCE_BINS
+                )
         if subgroup is not None:
             known = subgroup >= 0
             group, label, called, hit = (
@@ -88,18 +90,18 @@ class Scored:
             np.add.at(called_so, (group, called), each[known])
         return found
 
-    def _scores(self, each: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _count_scores(self, each: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(M, S) samples of each class by its score, and all samples by it."""
         classes = self.score.shape[1]
         own = np.zeros((classes, SCORE_BINS), dtype=np.int64)
         rows = np.arange(len(self))
         np.add.at(own, (self.label, self.score[rows, self.label]), each)
-        every = np.stack([_counted(self.score[:, label], each, SCORE_BINS) for label in range(classes)])
+        every = np.stack([_count_bins(self.score[:, label], each, SCORE_BINS) for label in range(classes)])
         return own, every
 
     def scores(self) -> np.ndarray:
         """(2, M, S) samples of each class, and of all others, by the score of that class."""
-        own, every = self._scores(np.ones(len(self), dtype=np.int64))
+        own, every = self._count_scores(np.ones(len(self), dtype=np.int64))
         return np.stack([own, every - own])
 
 
@@ -116,11 +118,11 @@ def score(
     means: as over_features takes them; None: the head. folder: where features of fixed maps may be stored;
     None: in memory. among: (m,) int64, the samples to score; None: all. temperature: divides logits; None: 1.
     """
-    classify, rows = classifier(model, data, means, folder)
+    classify, rows = build_classifier(model, data, means, folder)
     return score_logits(classify, rows, model.num_classes, among, temperature)
 
 
-def classifier(
+def build_classifier(
     model: IncrementalModel, data: TrainingSet, means: Tensor | None, folder: BoundedFolder | None
 ) -> tuple[Callable[[Tensor], Tensor], TrainingSet]:
     """(function from inputs (B, ...) to logits (B, M), the data that it takes), for a head or class means.
@@ -129,11 +131,11 @@ def classifier(
     """
     model.eval()
     if means is not None:
-        return over_features(model, means), data
+        return build_nearest_mean(model, means), data
     if isinstance(model.backbone, FixedFeatures) and len(data):
-        from perennial.learning.feature_bank import bank_of
+        from perennial.learning.feature_bank import open_bank
 
-        return model.classify, bank_of(model.backbone, data, folder).feature_set(model.backbone, data)
+        return model.classify, open_bank(model.backbone, data, folder).build_feature_set(model.backbone, data)
     return model, data
 
 
@@ -147,20 +149,20 @@ def score_logits(
 ) -> Scored:
     """Score data with a function from inputs (B, ...) to logits (B, M). among, temperature: as for score."""
     labels = data.y if among is None else data.y[among]
-    logits = outputs(classify, data, among) if len(labels) else torch.zeros(0, classes)
+    logits = compute_outputs(classify, data, among) if len(labels) else torch.zeros(0, classes)
     batches = zip(logits.split(EVALUATION_BATCH), labels.split(EVALUATION_BATCH), strict=True)
     parts = [bin_logits(*batch, temperature) for batch in batches]
     return Scored(*(np.concatenate([part[index] for part in parts]) for index in range(4)))
 
 
 @torch.no_grad()
-def likelihoods(classify: Callable[[Tensor], Tensor], data: TrainingSet) -> np.ndarray:
+def compute_likelihoods(classify: Callable[[Tensor], Tensor], data: TrainingSet) -> np.ndarray:
     """(2, K) negative log-likelihoods of all samples together, as EvaluationTables counts them.
 
     classify: from inputs (B, ...) to logits (B, M).
     """
     found = np.zeros((2, len(TEMPERATURES)), dtype=np.int64)
-    answers = outputs(classify, data).split(EVALUATION_BATCH) if len(data) else ()
+    answers = compute_outputs(classify, data).split(EVALUATION_BATCH) if len(data) else ()
     for batch, labels in zip(answers, data.y.split(EVALUATION_BATCH), strict=False):
         logits = batch.double()
         for place, temperature in enumerate(TEMPERATURES):
@@ -182,7 +184,7 @@ def bin_logits(logits: Tensor, labels: Tensor, temperature: float | None = None)
     """
     exact = logits.double()
     scaled = exact / (temperature or 1.0)
-    edges = torch.from_numpy(SCORE_EDGES + even_odds(logits.shape[1])).to(logits.device)
+    edges = torch.from_numpy(SCORE_EDGES + compute_even_odds(logits.shape[1])).to(logits.device)
     scores = torch.bucketize(log_odds(scaled), edges, right=True)
     top = torch.stack([each.softmax(dim=1).max(dim=1).values for each in (exact, scaled)], dim=1)
     edges = torch.from_numpy(CONFIDENCE_EDGES).to(logits.device)
@@ -193,7 +195,7 @@ def bin_logits(logits: Tensor, labels: Tensor, temperature: float | None = None)
     )
 
 
-def _counted(bins: np.ndarray, weights: np.ndarray, length: int) -> np.ndarray:
+def _count_bins(bins: np.ndarray, weights: np.ndarray, length: int) -> np.ndarray:
     # float64 holds every count below 2^53 exactly
     return np.bincount(bins, weights=weights, minlength=length).astype(np.int64)
 
@@ -227,7 +229,7 @@ class Scores:
 
     @property
     def balanced_accuracy(self) -> float:
-        return balanced(self.by_class("accuracy"))
+        return average_classes(self.by_class("accuracy"))
 
     def change(self, before: "Scores", utility: Utility) -> tuple[float, float]:
         """(balanced utility minus that of `before`, its standard error), both of the same samples."""
@@ -237,12 +239,12 @@ class Scores:
         return float(np.mean([rows.mean() for rows in found])), error / len(found)
 
 
-def balanced(worth: Worth) -> float:
+def average_classes(worth: Worth) -> float:
     """Mean over the classes that have held-out samples, each class counting alike; 0 if there are none."""
     known = [value for value in worth if value is not None]
     return sum(known) / len(known) if known else 0.0
 
 
-def difference(after: Worth, before: Worth) -> list[float | None]:
+def subtract_worth(after: Worth, before: Worth) -> list[float | None]:
     """(M,) after minus before for each class; None if either is None."""
     return [None if a is None or b is None else a - b for a, b in zip(after, before, strict=False)]

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from perennial.config.learner import LearnerConfig
-from perennial.config.strategies import SITE_HALVES, STRATEGIES, asks_of, nested
+from perennial.config.strategies import SITE_HALVES, STRATEGIES, find_asks, list_nested
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError, ProtocolError, StateError
 from perennial.foundation.plain import read_object
@@ -64,7 +64,7 @@ class TurnStart:
         Raises:
             ProtocolError: a value is not allowed; it names the key.
         """
-        return part_of_settings(self.request, key, kind)
+        return read_settings_part(self.request, key, kind)
 
 
 @dataclass(frozen=True)
@@ -229,12 +229,12 @@ class SiteMethods:
         """Build the halves that an approved experiment names: its learner's, and its strategies'."""
         correction = experiment.learner.correction
         proximal = [] if correction is None else [FedProx(correction.model_dump())]
-        return cls([*proximal, *_halves(experiment)])
+        return cls([*proximal, *_build_halves(experiment)])
 
     @classmethod
     def planned(cls, experiment: "Experiment") -> "SiteMethods":
         """Build those that may add requests: of our own strategies, since a plug-in may not be here yet."""
-        return cls(_halves(experiment, STRATEGIES))
+        return cls(_build_halves(experiment, STRATEGIES))
 
     def begin(self, start: TurnStart) -> None:
         for method in self.methods:
@@ -262,8 +262,8 @@ class SiteMethods:
     def finish(self, flat: FlatParameters, update: Tensor) -> None:
         """update: (P,), changed in place."""
         for method in self.methods:
-            if _overrides(method, "finish"):
-                method.finish(flat.views(flat.vector), flat.views(update))
+            if _is_overridden(method, "finish"):
+                method.finish(flat.view_tensors(flat.vector), flat.view_tensors(update))
 
     def close(self, update: Tensor, steps: int) -> None:
         for method in self.methods:
@@ -293,7 +293,7 @@ class SiteMethods:
         """What all halves do to a gradient; None if they do nothing."""
         pull = sum(method.pull for method in self.methods)
         shifts = [method.shift for method in self.methods if method.shift is not None]
-        others = tuple(method.correct for method in self.methods if _overrides(method, "correct"))
+        others = tuple(method.correct for method in self.methods if _is_overridden(method, "correct"))
         if not pull and not shifts and not others:
             return None
         return GradientCorrection(sum(shifts[1:], shifts[0]) if shifts else None, pull, others)
@@ -306,31 +306,31 @@ class SiteMethods:
     @property
     def terms(self) -> tuple[OptionalTerm, ...]:
         """The terms of the halves that add one to the loss of a batch."""
-        return tuple(method.extra_loss for method in self.methods if _overrides(method, "extra_loss"))
+        return tuple(method.extra_loss for method in self.methods if _is_overridden(method, "extra_loss"))
 
     @property
     def one_site_alone(self) -> bool:
         """Whether some half has no form for several sites that train in one pass."""
         return any(
-            method.alone or _overrides(method, "correct") or _overrides(method, "extra_loss")
+            method.alone or _is_overridden(method, "correct") or _is_overridden(method, "extra_loss")
             for method in self.methods
         )
 
 
-def _overrides(method: SiteMethod, name: str) -> bool:
+def _is_overridden(method: SiteMethod, name: str) -> bool:
     return getattr(type(method), name) != getattr(SiteMethod, name)
 
 
-def _halves(experiment: "Experiment", among: Container[str] | None = None) -> list[SiteMethod]:
+def _build_halves(experiment: "Experiment", among: Container[str] | None = None) -> list[SiteMethod]:
     strategy = experiment.strategy
     return [
-        site_half_of(name)(keys)
-        for name, keys in nested(strategy.name, strategy.parameters)
-        if (name in SITE_HALVES or asks_of(name, keys).site_half) and (among is None or name in among)
+        find_site_half(name)(keys)
+        for name, keys in list_nested(strategy.name, strategy.parameters)
+        if (name in SITE_HALVES or find_asks(name, keys).site_half) and (among is None or name in among)
     ]
 
 
-def site_half_of(name: str) -> type[SiteMethod]:
+def find_site_half(name: str) -> type[SiteMethod]:
     """Return the site half of a strategy: by the registry, or the attribute `site_half` of a plug-in's class.
 
     Raises:
@@ -348,7 +348,7 @@ def site_half_of(name: str) -> type[SiteMethod]:
     return half
 
 
-def part_of_settings(request: TrainRequest, key: str, kind: type[Part] | TypeAdapter[Part]) -> Part | None:
+def read_settings_part(request: TrainRequest, key: str, kind: type[Part] | TypeAdapter[Part]) -> Part | None:
     """Read the request's settings under a key, validated as `kind`; None without that key.
 
     Raises:

@@ -139,7 +139,7 @@ AS_THEY_COME = Steps()
 _graphed: dict[str, GraphedSteps] = {}
 
 
-def gpu_options(words: str) -> frozenset[str]:
+def parse_gpu_options(words: str) -> frozenset[str]:
     """The set of options in a setting, separated by commas. Raises ConfigError naming an unknown one."""
     found = frozenset(word.strip() for word in words.split(",") if word.strip())
     if unknown := sorted(found.difference(GPU_OPTIONS)):
@@ -155,7 +155,7 @@ def prepare_gpu(words: str, device: torch.device) -> Steps:
     the next run, with other last bits. Without it algorithms are deterministic; of an operation that has
     none PyTorch warns by name. Raises ConfigError when there is an option and no GPU.
     """
-    options = gpu_options(words)
+    options = parse_gpu_options(words)
     if options and device.type != "cuda":
         raise ConfigError(f"gpu: found {words!r} on device {device}, allowed on a GPU alone")
     if device.type == "cuda":

@@ -15,8 +15,8 @@ from perennial.config.learner import LearnerConfig
 from perennial.data.config import AugmentationConfig
 from perennial.foundation.errors import DataError
 from perennial.foundation.streams import torch_seed
-from perennial.learning.batches import TrainingSet, shuffled
-from perennial.learning.device import autocast
+from perennial.learning.batches import TrainingSet, shuffle_batches
+from perennial.learning.device import use_precision
 from perennial.learning.objective import Extra, Objective
 from perennial.learning.optimizers import FlatOptimizer
 from perennial.learning.site_method import GradientCorrection, OptionalTerm
@@ -67,13 +67,13 @@ def train(
     """
     if len(data) == 0:
         raise DataError("no samples to train on in this task: no new data and no exemplars")
-    normalises_batches = fewest_samples(model) > 1
-    if len(data) < fewest_samples(model):
+    normalises_batches = find_fewest_samples(model) > 1
+    if len(data) < find_fewest_samples(model):
         raise DataError("one sample only, and batch normalisation needs two; use model.norm: group")
     device = flat.vector.device
     before = flat.vector.clone() if start is None or correction is not None else None
     objective = Objective(
-        config.at(progress), model, data, teacher, augmentation.active, first_class, extra, terms
+        config.drop_idle_terms(progress), model, data, teacher, augmentation.active, first_class, extra, terms
     )
     optimizer = FlatOptimizer(
         config.optimizer, flat.trainable, flat.gradient, progress, recorded=steps.records
@@ -85,7 +85,7 @@ def train(
     balanced = config.memory is not None and config.memory.balanced
 
     def step(rows: Tensor, inputs: Tensor, labels: Tensor) -> None:
-        with autocast(config, device):
+        with use_precision(config, device):
             loss = objective(rows, inputs, labels)
         loss.backward()
         if correction is not None and before is not None:
@@ -98,12 +98,12 @@ def train(
 
     own = extra is not None or terms or (correction is not None and correction.others)
     obstacle = DRAWS_ANEW if own else optimizer.obstacle
-    with seeded_dropout(model, generator), steps.turn(obstacle) as carry_out:
+    with seed_dropout(model, generator), steps.turn(obstacle) as carry_out:
         for _ in range(config.epochs):
             epoch_loss.zero_()
             epoch_classification.zero_()
             seen = 0
-            for rows, inputs, labels in shuffled(
+            for rows, inputs, labels in shuffle_batches(
                 data,
                 config.batch_size,
                 generator,
@@ -125,13 +125,13 @@ def train(
     return TrainingResult(torch.sub(flat.vector, before, out=before), loss / seen, taken, over_labels / seen)
 
 
-def fewest_samples(model: nn.Module) -> int:
+def find_fewest_samples(model: nn.Module) -> int:
     """The fewest samples that train() takes: 2 where the model has batch normalisation, frozen or not."""
     return 1 + any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
 @contextmanager
-def seeded_dropout(model: nn.Module, generator: np.random.Generator) -> Iterator[None]:
+def seed_dropout(model: nn.Module, generator: np.random.Generator) -> Iterator[None]:
     """A context in which dropout layers draw from a random stream that `generator` seeds.
 
     They draw from PyTorch's global generator, which is restored afterwards.

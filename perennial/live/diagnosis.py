@@ -14,8 +14,16 @@ from perennial.config.experiment import load_experiment
 from perennial.deploy.superlink import SuperLinkStatus
 from perennial.foundation.errors import PerennialError
 from perennial.live.run_state import RunState
-from perennial.server.faults import Fault, of_answer, of_learning, of_ledger, of_marks, ranked, shown_sentence
-from perennial.server.stopped import what_to_try
+from perennial.server.faults import (
+    Fault,
+    format_sentence,
+    of_answer,
+    of_learning,
+    of_ledger,
+    of_marks,
+    rank_faults,
+)
+from perennial.server.stopped import suggest_settings
 
 if TYPE_CHECKING:
     from perennial.live.site_state import HospitalState
@@ -40,7 +48,7 @@ def find_faults(superlink: SuperLinkStatus | None, runs: Iterable[RunState]) -> 
     found = list(of_superlink(superlink)) if superlink is not None else []
     for state in runs:
         found += of_run(state)
-    return ranked(found)
+    return rank_faults(found)
 
 
 def of_superlink(superlink: SuperLinkStatus) -> Iterator[Fault]:
@@ -75,7 +83,7 @@ def of_run(state: RunState) -> Iterator[Fault]:
     skipped = bool(state.rounds) and state.rounds[-1].skipped and state.rounds[-1].round >= state.round
     if status == "waiting" or (status == "paused" and state.rests):
         too_few = skipped or (status == "paused" and state.refusing)
-        yield Fault("quorum" if too_few else "waiting", run=run, detail=shown_sentence(state.pause))
+        yield Fault("quorum" if too_few else "waiting", run=run, detail=format_sentence(state.pause))
     if status not in ("finished", "stopped"):
         of_sites = list(_of_sites(state))
         yield from of_sites
@@ -84,7 +92,7 @@ def of_run(state: RunState) -> Iterator[Fault]:
             yield Fault("all_dropped", run=run)
         elif skipped and status == "running":
             yield Fault("quorum", run=run)
-        if (full := _disk(state.folder)) is not None:
+        if (full := _is_disk_full(state.folder)) is not None:
             yield Fault("disk_full" if full else "disk_low", run=run if full else "", deployed=deployed)
     yield from of_marks(run, state.marks)
     newest = state.learnt[-1] if state.learnt else None
@@ -92,16 +100,16 @@ def of_run(state: RunState) -> Iterator[Fault]:
     by_round = [point.accuracy for point in state.rounds if point.task == state.task]
     signs = newest.signs if newest else []
     yield from of_learning(
-        run, signs, lambda: _tries(state.folder), by_round, classes, state.worst_forgetting
+        run, signs, lambda: _list_tries(state.folder), by_round, classes, state.worst_forgetting
     )
     if state.damaged:
         yield Fault("journal", run=run)
 
 
-def _tries(run: Path) -> list[str]:
+def _list_tries(run: Path) -> list[str]:
     """Settings that may help where learning has stopped."""
     try:
-        return what_to_try(load_experiment(run / "experiment.yaml"))
+        return suggest_settings(load_experiment(run / "experiment.yaml"))
     except (PerennialError, OSError):
         return ["see docs/which_method.md"]
 
@@ -131,7 +139,7 @@ def _of_sites(state: RunState) -> Iterator[Fault]:
                 yield Fault("late", site, run, since=since)
 
 
-def _disk(folder: Path) -> bool | None:
+def _is_disk_full(folder: Path) -> bool | None:
     """Whether the disk of a folder is full; None where there is room, or where nobody can tell."""
     try:
         disk = shutil.disk_usage(folder)
@@ -142,15 +150,15 @@ def _disk(folder: Path) -> bool | None:
 
 def of_site(state: "HospitalState") -> list[Fault]:
     """What a hospital has to decide or mend at its own site, the gravest first."""
-    return ranked(_of_site(state))
+    return rank_faults(_of_site(state))
 
 
 def _of_site(state: "HospitalState") -> Iterator[Fault]:
-    from perennial.live.site_state import left_in_words
+    from perennial.live.site_state import describe_left
 
     site = state.config.site
     for problem in state.problems:
-        yield Fault("settings", site, detail=shown_sentence(problem))
+        yield Fault("settings", site, detail=format_sentence(problem))
     if state.ledger_problem:
         yield of_ledger(site, state.ledger_problem) or Fault("settings", site, detail=state.ledger_problem)
     if not state.alive:
@@ -158,15 +166,15 @@ def _of_site(state: "HospitalState") -> Iterator[Fault]:
         if state.port_taken:
             yield Fault("site_port", site)
     if state.obstacle:
-        yield _obstacle(site, state)
+        yield _explain_silence(site, state)
     elif state.alive and not state.connected:
         yield Fault("unanswered", site, since=_last_answer(state))
-    _, share = left_in_words(state.epsilon, state.limit)
+    _, share = describe_left(state.epsilon, state.limit)
     if state.limit is not None and state.epsilon is not None and share >= NEARLY:
         yield Fault("budget" if share >= 1 else "budget_low", site)
     if state.consent.paused:
         yield Fault("site_paused", site)
-    if (full := _disk(state.config.state_dir)) is not None:
+    if (full := _is_disk_full(state.config.state_dir)) is not None:
         yield Fault("site_disk_full" if full else "site_disk_low", site)
     approved = any(approval.bundle.startswith(state.unapproved) for approval in state.approvals)
     if state.unapproved and not approved:
@@ -174,14 +182,14 @@ def _of_site(state: "HospitalState") -> Iterator[Fault]:
     if state.offered:
         names = ", ".join(offer.name for offer in state.offered)
         yield Fault("offer", site, detail=f"{names}.", key=names)
-    for one in state.newest():
+    for one in state.list_newest():
         if one.ended in ("refused", "failed"):
             fault = of_answer(site, "", one.reason, here=True)
             if fault.kind != "site_paused" or state.consent.paused:
                 yield fault
 
 
-def _obstacle(site: str, state: "HospitalState") -> Fault:
+def _explain_silence(site: str, state: "HospitalState") -> Fault:
     """Why the SuperLink does not answer, as far as this machine can tell."""
     from perennial.deploy.handshake import (
         CERTIFICATE_EXPIRED,
@@ -205,7 +213,7 @@ def _obstacle(site: str, state: "HospitalState") -> Fault:
     if kind:
         return Fault(kind, "" if kind == "certificate_expired" else site)
     kind = "network" if state.unreachable else "not_let_in"
-    return Fault(kind, site, detail=shown_sentence(words), since=_last_answer(state))
+    return Fault(kind, site, detail=format_sentence(words), since=_last_answer(state))
 
 
 def _last_answer(state: "HospitalState") -> float | None:

@@ -14,16 +14,16 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from perennial.config.approval import Approval, experiment_of
+from perennial.config.approval import Approval, read_approved_experiment
 from perennial.deploy.application import read_offer
-from perennial.deploy.review import asked_in_words, offer_in_words
+from perennial.deploy.review import describe_asked, offer_in_words
 from perennial.foundation.errors import PerennialError
 from perennial.live.diagnosis import of_site
 from perennial.live.metrics import answer, make_metric, write_metrics
-from perennial.live.site_state import HospitalState, left_in_words
-from perennial.live.tail import plain
+from perennial.live.site_state import HospitalState, describe_left
+from perennial.live.tail import clean_text
 from perennial.live.web import make_app, render
-from perennial.server.report.markup import MISSING, plural
+from perennial.server.report.markup import MISSING, format_count
 
 SHOWN, DAY = 50, 86_400.0
 
@@ -46,15 +46,15 @@ class HospitalPages:
     def _answer_metrics(self, request: Request) -> Response:
         with self._turn:
             self.state.read()
-            return answer(site_metrics(self.state))
+            return answer(format_site_metrics(self.state))
 
     def draw(self) -> str:
         """The site's page."""
         with self._turn:
             state = self.state
             state.read()
-            status, words = _status(state)
-            left, share = left_in_words(state.epsilon, state.limit)
+            status, words = _describe_status(state)
+            left, share = describe_left(state.epsilon, state.limit)
             kinds = Counter(release.kind for release in state.releases).most_common()
             return render(
                 "site.html",
@@ -62,21 +62,21 @@ class HospitalPages:
                 state=state,
                 status=status,
                 words=words,
-                figures=_figures(state),
+                figures=_list_figures(state),
                 left=left,
                 share=share,
-                offers=[{"name": offer.name, "asks": self._asks_of_offer(offer)} for offer in state.offered],
+                offers=[{"name": offer.name, "asks": self._describe_offer(offer)} for offer in state.offered],
                 approved=[
                     {
                         "name": str(one.settings.get("name", "unnamed")),
                         "time": one.time[:16].replace("T", " "),
                         "experiment": one.experiment[:16],
                         "bundle": one.bundle[:16],
-                        "asks": self._asks_of_approval(one),
+                        "asks": self._describe_approval(one),
                     }
                     for one in state.approvals
                 ],
-                kinds=", ".join(plural(count, kind) for kind, count in kinds),
+                kinds=", ".join(format_count(count, kind) for kind, count in kinds),
                 older=len(state.releases) - SHOWN,
                 releases=[
                     (
@@ -88,38 +88,38 @@ class HospitalPages:
                 ],
             )
 
-    def _asks_of_offer(self, path: Path) -> str:
+    def _describe_offer(self, path: Path) -> str:
         """What an offered app asks, as `perennial site review` says it."""
         config = self.state.config
         earlier = next((found for found in reversed(self.state.approvals) if found.experiment), None)
-        return self._kept(
+        return self._remember(
             (path, path.stat().st_mtime, str(config)),
             lambda: offer_in_words(read_offer(path, config), config, earlier),
         )
 
-    def _asks_of_approval(self, approval: Approval) -> str:
+    def _describe_approval(self, approval: Approval) -> str:
         config = self.state.config
 
-        def asked() -> Iterable[str]:
-            experiment = experiment_of(approval, config.approvals, config.plugins)
-            return asked_in_words(experiment, config.policy, approval)
+        def describe() -> Iterable[str]:
+            experiment = read_approved_experiment(approval, config.approvals, config.plugins)
+            return describe_asked(experiment, config.policy, approval)
 
-        return self._kept((approval.name, str(config.policy)), asked)
+        return self._remember((approval.name, str(config.policy)), describe)
 
-    def _kept(self, key: tuple[object, ...], say: Callable[[], Iterable[str]]) -> str:
+    def _remember(self, key: tuple[object, ...], say: Callable[[], Iterable[str]]) -> str:
         """Words that take a while to find; those of a file that cannot be read say why."""
         if key not in self._asks:
             try:
-                lines = [plain(line, 2000) for line in say()]
+                lines = [clean_text(line, 2000) for line in say()]
             except (PerennialError, ValueError, OSError) as error:
-                lines = [plain(str(error))]
+                lines = [clean_text(str(error))]
             if len(self._asks) > SHOWN:
                 self._asks.clear()
             self._asks[key] = "\n".join(lines)
         return self._asks[key]
 
 
-def _status(state: HospitalState) -> tuple[str, str]:
+def _describe_status(state: HospitalState) -> tuple[str, str]:
     if state.consent.paused:
         return "paused", "paused"
     if not state.alive:
@@ -127,7 +127,7 @@ def _status(state: HospitalState) -> tuple[str, str]:
     return ("running", "connected") if state.connected else ("waiting", "the SuperLink does not answer")
 
 
-def _figures(state: HospitalState) -> list[tuple[str, str, str]]:
+def _list_figures(state: HospitalState) -> list[tuple[str, str, str]]:
     """The most important numbers: epsilon spent and left, requests of a day."""
     unit = state.config.policy.unit or "the largest unit that every release hides"
     answered = sum(one.ended == "answered" and time.time() - one.began < DAY for one in state.asked)
@@ -147,7 +147,7 @@ def _number(value: float | None) -> str:
     return "∞" if math.isinf(value) else f"{value:.3g}"
 
 
-def site_metrics(state: HospitalState) -> bytes:
+def format_site_metrics(state: HospitalState) -> bytes:
     """One site's metrics in Prometheus's text format."""
     site = state.config.site
     ends = Counter(one.ended for one in state.asked)

@@ -27,8 +27,8 @@ class _Families(Collector):
 
 def write_metrics(faults: Iterable[Fault], found: Iterable[Metric]) -> bytes:
     """Metrics in Prometheus's text format; each present fault is 1, with its words and owner as labels."""
-    labels = tuple(Fault("superlink").facts())
-    values = [([*fault.facts().values()], 1.0) for fault in faults]
+    labels = tuple(Fault("superlink").collect_facts())
+    values = [([*fault.collect_facts().values()], 1.0) for fault in faults]
     return generate_latest(
         _Families([make_metric("fault", "1 for a fault that stands.", labels, values), *found])
     )
@@ -54,7 +54,7 @@ def make_metric(
     return family
 
 
-def metrics_of_superlink(superlink: SuperLinkStatus) -> Iterable[Metric]:
+def list_superlink_metrics(superlink: SuperLinkStatus) -> Iterable[Metric]:
     """Yield the metrics of the SuperLink and of the sites that it serves."""
     yield make_metric("superlink_up", "1 while the SuperLink serves.", (), [((), float(superlink.alive))])
     words = "When the certificate that the SuperLink serves with expires."
@@ -64,7 +64,9 @@ def metrics_of_superlink(superlink: SuperLinkStatus) -> Iterable[Metric]:
     yield make_metric("site_connected", "1 for a registered site that is connected.", ("site",), connected)
 
 
-def metrics_of_runs(states: Sequence[RunState], spent: Mapping[str, Mapping[str, float]]) -> Iterable[Metric]:
+def list_run_metrics(
+    states: Sequence[RunState], spent: Mapping[str, Mapping[str, float]]
+) -> Iterable[Metric]:
     """Yield the metrics of runs. spent: run -> site -> epsilon."""
     of_run = {
         "run_round": ("The round that goes on.", lambda state: state.round),
@@ -74,7 +76,7 @@ def metrics_of_runs(states: Sequence[RunState], spent: Mapping[str, Mapping[str,
             "How long the newest finished round took.",
             lambda state: state.rounds[-1].seconds if state.rounds else None,
         ),
-        "run_round_age_seconds": ("Since when the round goes on.", _age_of_round),
+        "run_round_age_seconds": ("Since when the round goes on.", _measure_round_age),
     }
     for name, (words, value) in of_run.items():
         yield make_metric(name, words, ("run",), [((state.name,), value(state)) for state in states])
@@ -99,7 +101,7 @@ def metrics_of_runs(states: Sequence[RunState], spent: Mapping[str, Mapping[str,
     )
 
 
-def _age_of_round(state: RunState) -> float | None:
+def _measure_round_age(state: RunState) -> float | None:
     if state.round_began is None or state.status != "running":
         return None
     return max(0.0, time.time() - state.round_began)

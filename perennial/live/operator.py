@@ -22,21 +22,21 @@ from starlette.types import ASGIApp
 from perennial.config.experiment import load_experiment
 from perennial.deploy.superlink import read_superlink_status
 from perennial.foundation.errors import PerennialError
-from perennial.foundation.heartbeat import beating, is_alive
+from perennial.foundation.heartbeat import is_alive, keep_beating
 from perennial.live.diagnosis import find_faults
-from perennial.live.metrics import answer, metrics_of_runs, metrics_of_superlink, write_metrics
+from perennial.live.metrics import answer, list_run_metrics, list_superlink_metrics, write_metrics
 from perennial.live.run_state import SITE_ORDER, RunState, Status
 from perennial.live.tail import number
-from perennial.live.web import make_app, render, short_time
+from perennial.live.web import format_duration, make_app, render
 from perennial.privacy.composition import compose
 from perennial.privacy.entries import Entry
 from perennial.server.charts.curves import Curve, Curves, Span
 from perennial.server.charts.frame import Axis
-from perennial.server.control import ALIVE, pages_beat
+from perennial.server.control import ALIVE, locate_heartbeat
 from perennial.server.faults import Fault
 from perennial.server.journal import EVENTS
 from perennial.server.releases import Releases
-from perennial.server.report.markup import decimal, duration, percent, plural
+from perennial.server.report.markup import duration, format_count, format_decimal, format_percent
 
 MOST_RUNS, MOST_WATCHED = 500, 64
 RECENT, DAY = 20, 86_400.0
@@ -77,15 +77,17 @@ class Spending:
                 return
             self._size = size
             privacy = load_experiment(self._folder / "experiment.yaml").privacy
-            charged = self._releases.charged()
+            charged = self._releases.list_charged()
         except (PerennialError, OSError):
             self.by_site = {}
             return
         if privacy.enabled:
             self.unit, self.delta = privacy.hidden_unit or "", privacy.delta
-            self.by_site = {site: self._epsilon(entries) for site, entries in charged.items() if entries}
+            self.by_site = {
+                site: self._compute_epsilon(entries) for site, entries in charged.items() if entries
+            }
 
-    def _epsilon(self, entries: list[Entry]) -> float:
+    def _compute_epsilon(self, entries: list[Entry]) -> float:
         """By Renyi DP, which bounds every accountant's figure from above and answers at once."""
         counted = Counter(entries)
         key = frozenset(counted.items())
@@ -127,7 +129,7 @@ class OperatorPages:
                 await asyncio.sleep(LOOK)
 
         task = asyncio.create_task(look())
-        with beating(pages_beat(self.folder)):
+        with keep_beating(locate_heartbeat(self.folder)):
             yield
         task.cancel()
 
@@ -137,10 +139,10 @@ class OperatorPages:
         return HTMLResponse(self.draw_index())
 
     def _answer_run(self, request: Request) -> Response:
-        return HTMLResponse(self.draw_run(self._listed(request)))
+        return HTMLResponse(self.draw_run(self._check_listed(request)))
 
     def _answer_report(self, request: Request) -> Response:
-        path = self.folder / self._listed(request) / "report.html"
+        path = self.folder / self._check_listed(request) / "report.html"
         if not path.is_file() or path.is_symlink():
             raise HTTPException(HTTPStatus.NOT_FOUND, "This run has no report yet.")
         return FileResponse(path, headers={"content-security-policy": REPORT_POLICY}, media_type="text/html")
@@ -148,7 +150,7 @@ class OperatorPages:
     def _answer_metrics(self, request: Request) -> Response:
         return answer(self.write_metrics())
 
-    def _listed(self, request: Request) -> str:
+    def _check_listed(self, request: Request) -> str:
         name = request.path_params["name"]
         if name not in self.names():
             raise HTTPException(HTTPStatus.NOT_FOUND, "There is no such run.")
@@ -179,16 +181,16 @@ class OperatorPages:
         spending.read()
         return state, spending
 
-    def _recent(self) -> list[tuple[RunState, Spending]]:
+    def _list_recent(self) -> list[tuple[RunState, Spending]]:
         """Runs that have no result yet, or had one since yesterday."""
         found = []
         for place, name in enumerate(self.names()):
-            over = self._ended(name)
+            over = self._find_end(name)
             if over is None or (place < RECENT and time.time() - over < DAY):
                 found.append(self.watch(name))
         return found
 
-    def _ended(self, name: str) -> float | None:
+    def _find_end(self, name: str) -> float | None:
         """When a run's summary was written; None without one, or while a process works on the run."""
         folder = self.folder / name
         try:
@@ -196,7 +198,7 @@ class OperatorPages:
         except OSError:
             return None
 
-    def _summary(self, name: str, when: float) -> dict[str, Any]:
+    def _read_summary(self, name: str, when: float) -> dict[str, Any]:
         """The content of a run's summary.json of that time; {} if it cannot be read."""
         path, known = self.folder / name / "summary.json", self._summaries.get(name)
         if known is None or known[0] != when:
@@ -210,7 +212,7 @@ class OperatorPages:
     def find_faults(self) -> list[Fault]:
         """The faults of the SuperLink and of recent runs, the gravest first."""
         with self._turn:
-            runs = [state for state, _ in self._recent()]
+            runs = [state for state, _ in self._list_recent()]
             return find_faults(read_superlink_status(self.folder), runs)
 
     # pages
@@ -223,8 +225,8 @@ class OperatorPages:
             return render("index.html", self.find_faults(), superlink=superlink, rows=rows)
 
     def _draw_row(self, name: str) -> dict[str, Any]:
-        if (when := self._ended(name)) is not None:
-            summary = self._summary(name, when)
+        if (when := self._find_end(name)) is not None:
+            summary = self._read_summary(name, when)
             rounds, accuracy = summary.get("rounds"), number(summary.get("final_accuracy"))
             progress = f"{rounds:,} rounds" if isinstance(rounds, int) else ""
             forgotten, status = number(summary.get("forgetting")), "finished"
@@ -234,7 +236,7 @@ class OperatorPages:
             left = state.seconds_left
             progress = f"round {state.round} of {state.rounds_planned}" if state.rounds_planned else "begins"
             if left is not None and status == "running":
-                progress += f", {short_time(left)} left"
+                progress += f", {format_duration(left)} left"
         words = STATUS_WORDS[status]
         facts = {"progress": progress, "accuracy": accuracy, "forgotten": forgotten}
         return {"name": name, "status": status, "words": words, **facts}
@@ -251,25 +253,25 @@ class OperatorPages:
                 words=STATUS_WORDS[state.status],
                 story=tell_story(state),
                 has_report=(self.folder / name / "report.html").is_file(),
-                epsilon={site: in_words(value) for site, value in spending.by_site.items()},
-                worst=in_words(max(spending.by_site.values(), default=None)),
+                epsilon={site: format_epsilon(value) for site, value in spending.by_site.items()},
+                worst=format_epsilon(max(spending.by_site.values(), default=None)),
                 unit=spending.unit,
                 sites=sites[:SITES_SHOWN],
                 tally=Counter(site.status for site in sites),
                 site_words=SITE_WORDS,
                 chart=draw_accuracy(state),
-                forgotten=state.forgetting(),
+                forgotten=state.measure_forgetting(),
                 waited=sorted(state.waited_for.items(), key=lambda item: item[1]),
             )
 
     def write_metrics(self) -> bytes:
         """The metrics of runs, faults and the SuperLink, if there is one."""
         with self._turn:
-            faults, runs = self.find_faults(), self._recent()
+            faults, runs = self.find_faults(), self._list_recent()
             superlink = read_superlink_status(self.folder)
-            found = [] if superlink is None else list(metrics_of_superlink(superlink))
+            found = [] if superlink is None else list(list_superlink_metrics(superlink))
             spent = {state.name: spending.by_site for state, spending in runs}
-            return write_metrics(faults, [*found, *metrics_of_runs([state for state, _ in runs], spent)])
+            return write_metrics(faults, [*found, *list_run_metrics([state for state, _ in runs], spent)])
 
 
 def tell_story(state: RunState) -> str:
@@ -281,17 +283,20 @@ def tell_story(state: RunState) -> str:
     match state.status:
         case "finished":
             took = sum(point.seconds for point in state.rounds)
-            return f"Finished after {plural(len(state.rounds), 'round')}, {duration(took)} of work."
+            return f"Finished after {format_count(len(state.rounds), 'round')}, {duration(took)} of work."
         case "stopped":
-            return f"Stopped after {plural(len(state.rounds), 'round')}, by the operator; it can be resumed."
+            return (
+                f"Stopped after {format_count(len(state.rounds), 'round')}, by the operator; it "
+                f"can be resumed."
+            )
         case "silent" | "ended":
             return f"{rounds}{task}. Every finished round is kept."
         case "paused" | "waiting":
             return f"{rounds}{task}. The run rests, and nothing is lost."
     waited, asked = len(state.waited_for), len(state.asked)
-    done = f"{asked - waited} of {plural(asked, 'site')} answered" if asked else "nobody was asked yet"
+    done = f"{asked - waited} of {format_count(asked, 'site')} answered" if asked else "nobody was asked yet"
     left = state.seconds_left
-    return f"{rounds}{task}: {done}" + ("." if left is None else f"; about {short_time(left)} left.")
+    return f"{rounds}{task}: {done}" + ("." if left is None else f"; about {format_duration(left)} left.")
 
 
 def draw_accuracy(state: RunState) -> str:
@@ -306,14 +311,18 @@ def draw_accuracy(state: RunState) -> str:
         Span(min(rounds) - 0.5, max(rounds) + 0.5, f"task {task}" if len(tasks) <= 6 else "", place % 2 == 0)
         for place, (task, rounds) in enumerate(tasks.items())
     ]
-    curve = Curve("accuracy", points, [percent(accuracy) for _, accuracy in points], dots=False, bridged=True)
+    curve = Curve(
+        "accuracy", points, [format_percent(accuracy) for _, accuracy in points], dots=False, bridged=True
+    )
     ends = points[0][0] - 0.5, points[-1][0] + 0.5
     across = Axis("round", *ends, "{:.0f}".format, whole=True, grid=False)
     up = Axis(low=0.0, high=1.0, words=lambda share: f"{100 * share:.0f}")
-    words = f"Accuracy on all classes seen so far, in percent; the newest is {percent(state.accuracy)}."
+    words = (
+        f"Accuracy on all classes seen so far, in percent; the newest is {format_percent(state.accuracy)}."
+    )
     return Curves([curve], across, up, 240, spans if len(tasks) > 1 else ()).drawn(1000, words)
 
 
-def in_words(epsilon: float | None) -> str:
+def format_epsilon(epsilon: float | None) -> str:
     """An epsilon as text."""
-    return "∞" if epsilon is not None and math.isinf(epsilon) else decimal(epsilon)
+    return "∞" if epsilon is not None and math.isinf(epsilon) else format_decimal(epsilon)

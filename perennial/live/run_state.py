@@ -9,7 +9,15 @@ from typing import Any, Literal, get_args
 
 from perennial.deploy.superlink import SuperLinkStatus, read_superlink_status
 from perennial.foundation.heartbeat import is_alive, last_beat
-from perennial.live.tail import Tail, number, numbers, plain, seconds, texts, whole
+from perennial.live.tail import (
+    Tail,
+    clean_numbers,
+    clean_text,
+    clean_texts,
+    clean_whole,
+    number,
+    parse_seconds,
+)
 from perennial.server.control import ALIVE, pause_in_words
 from perennial.server.journal import EVENTS, LIVE_STATUS
 
@@ -161,7 +169,7 @@ class RunState:
         by_round = self.rounds[-1].accuracy if self.rounds else None
         return by_round if by_round is not None else (self.learnt[-1].average if self.learnt else None)
 
-    def forgetting(self) -> list[float | None]:
+    def measure_forgetting(self) -> list[float | None]:
         """For each task but the newest, its best accuracy minus the newest; [] before the second task."""
         if len(self.learnt) < 2:
             return []
@@ -177,13 +185,13 @@ class RunState:
     @property
     def mean_forgetting(self) -> float | None:
         """The mean over tasks, as summary.json has it; None where a task was not measured."""
-        found = [value for value in self.forgetting() if value is not None]
-        return statistics.fmean(found) if found and len(found) == len(self.forgetting()) else None
+        found = [value for value in self.measure_forgetting() if value is not None]
+        return statistics.fmean(found) if found and len(found) == len(self.measure_forgetting()) else None
 
     @property
     def worst_forgetting(self) -> float | None:
         """Of the task that is forgotten most; None before the second task."""
-        return max((lost for lost in self.forgetting() if lost is not None), default=None)
+        return max((lost for lost in self.measure_forgetting() if lost is not None), default=None)
 
     @property
     def silent(self) -> set[str]:
@@ -246,48 +254,48 @@ class RunState:
         self._journal, self._now = kept
 
     def _take(self, event: dict[str, Any]) -> None:
-        when = seconds(event.get("time"))
+        when = parse_seconds(event.get("time"))
         match event.get("event"):
             case "run_started" | "resumed":
-                self.engine = plain(event.get("engine", ""), 20)
+                self.engine = clean_text(event.get("engine", ""), 20)
                 self.ended_as, self.pause, self.pause_kind = "", "", ""
             case "sites":
-                self.online |= set(texts(event.get("connected")))
-                self.missing, self.refusing = set(texts(event.get("missing"))), {}
+                self.online |= set(clean_texts(event.get("connected")))
+                self.missing, self.refusing = set(clean_texts(event.get("missing"))), {}
                 self.pause, self.pause_kind = "", ""
             case "task_started":
-                self.task = whole(event.get("task"))
-                self.class_names += [name for name in texts(event.get("classes"))][:MOST_SITES]
+                self.task = clean_whole(event.get("task"))
+                self.class_names += [name for name in clean_texts(event.get("classes"))][:MOST_SITES]
             case "round":
                 self._end_round(event, when)
             case "task_finished":
                 self.learnt.append(
                     TaskPoint(
-                        whole(event.get("task")),
-                        numbers(event.get("accuracy")),
+                        clean_whole(event.get("task")),
+                        clean_numbers(event.get("accuracy")),
                         number(event.get("average_accuracy")),
-                        numbers(event.get("class_accuracy")),
-                        texts(event.get("stopped")),
+                        clean_numbers(event.get("class_accuracy")),
+                        clean_texts(event.get("stopped")),
                     )
                 )
             case "note":
-                self.notes.append((when, plain(event.get("text", ""))))
+                self.notes.append((when, clean_text(event.get("text", ""))))
             case "run_finished" | "stopped" as kind:
                 self.ended_as = "stopped" if kind == "stopped" else "finished"
                 self.pause, self.pause_kind = "", ""
             case "paused" | "waiting" as kind:
-                self.missing = set(texts(event.get("missing")))
+                self.missing = set(clean_texts(event.get("missing")))
                 self.rested_at = when or 0.0
-                self.refusing, self.rests = _reasons(event.get("refusing")), "missing" in event
-                self.pause_kind, self.pause = kind, plain(pause_in_words(_pause(event, kind)))
+                self.refusing, self.rests = _clean_reasons(event.get("refusing")), "missing" in event
+                self.pause_kind, self.pause = kind, clean_text(pause_in_words(_pause(event, kind)))
                 self.notes.append((when, self.pause))
             case "went_on":
                 self.pause, self.pause_kind, self.refusing = "", "", {}
-                self.notes.append((when, plain(pause_in_words(_pause(event, "went_on")))))
+                self.notes.append((when, clean_text(pause_in_words(_pause(event, "went_on")))))
 
     def _end_round(self, event: dict[str, Any], when: float | None) -> None:
-        self.round, self.task = whole(event.get("round")), whole(event.get("task"))
-        participants = texts(event.get("participants"))
+        self.round, self.task = clean_whole(event.get("round")), clean_whole(event.get("task"))
+        participants = clean_texts(event.get("participants"))
         if len(self.taken_part) < MOST_SITES:
             self.taken_part.update(participants)
         while self.rounds and self.rounds[-1].round >= self.round:
@@ -307,19 +315,19 @@ class RunState:
             entries = event.get(kind)
             for entry in entries if isinstance(entries, list) else ():
                 if isinstance(entry, dict) and isinstance(entry.get("site"), str):
-                    site = plain(entry["site"], 80)
+                    site = clean_text(entry["site"], 80)
                     self.refused[site] += kind == "refused"
-                    faults[site] = (plain(entry.get("reason", "")), kind == "refused", when)
+                    faults[site] = (clean_text(entry.get("reason", "")), kind == "refused", when)
         if self.last_faults:
             there = set(participants)
             self.last_faults = {site: fault for site, fault in self.last_faults.items() if site not in there}
         self.last_faults |= faults
-        self.absent = set(texts(event.get("absent")))
+        self.absent = set(clean_texts(event.get("absent")))
         details = event.get("details")
         rows = details.get("cross_site") if isinstance(details, dict) else None
         if isinstance(rows, dict):
             self.marks = {
-                plain(site, 80): plain(row.get("marked") or "") if isinstance(row, dict) else ""
+                clean_text(site, 80): clean_text(row.get("marked") or "") if isinstance(row, dict) else ""
                 for site, row in list(rows.items())[:MOST_SITES]
             }
         self.pause, self.pause_kind = "", ""
@@ -331,27 +339,30 @@ class RunState:
         match event.get("event"):
             case "round":
                 self.asked, self.answered = {}, {}
-                self.task, self.tasks = whole(event.get("task")), whole(event.get("tasks"))
-                self.round, self.rounds_planned = whole(event.get("round")), whole(event.get("rounds"))
+                self.task, self.tasks = clean_whole(event.get("task")), clean_whole(event.get("tasks"))
+                self.round, self.rounds_planned = (
+                    clean_whole(event.get("round")),
+                    clean_whole(event.get("rounds")),
+                )
                 self.deadline, self.round_began = number(event.get("deadline")), when
-                self.online = set(texts(event.get("online")))
+                self.online = set(clean_texts(event.get("online")))
                 if when >= self.rested_at:  # else the journal knows more
-                    self.missing = set(texts(event.get("missing")))
-                    self.refusing = _reasons(event.get("refusing"))
+                    self.missing = set(clean_texts(event.get("missing")))
+                    self.refusing = _clean_reasons(event.get("refusing"))
             case "asked":
-                kind = plain(event.get("kind", ""), 40)
-                for site in texts(event.get("sites"))[:MOST_SITES]:
+                kind = clean_text(event.get("kind", ""), 40)
+                for site in clean_texts(event.get("sites"))[:MOST_SITES]:
                     self.asked[site] = (kind, when)
             case "answered" if isinstance(event.get("site"), str):
-                site = plain(event["site"], 80)
+                site = clean_text(event["site"], 80)
                 self.answered[site] = when
-                if fault := plain(event.get("fault", "")):
+                if fault := clean_text(event.get("fault", "")):
                     self.last_faults[site] = (fault, event.get("refused") is True, when)
                 else:
                     self.last_faults.pop(site, None)
             case "online":
-                self.online |= set(texts(event.get("came")))
-                left = set(texts(event.get("left")))
+                self.online |= set(clean_texts(event.get("came")))
+                left = set(clean_texts(event.get("left")))
                 self.online -= left
                 self.missing = (self.missing | left) - self.online
 
@@ -360,15 +371,19 @@ def _pause(event: dict[str, Any], kind: str) -> dict[str, Any]:
     """The fields of a pause, each of the type that pause_in_words takes."""
     return {
         "event": kind,
-        "need": whole(event.get("need")),
-        "connected": texts(event.get("connected"))[:20],
-        "missing": texts(event.get("missing"))[:20],
-        "came": texts(event.get("came"))[:20],
-        "reason": plain(event.get("reason", "")),
-        "refusing": _reasons(event.get("refusing")),
+        "need": clean_whole(event.get("need")),
+        "connected": clean_texts(event.get("connected"))[:20],
+        "missing": clean_texts(event.get("missing"))[:20],
+        "came": clean_texts(event.get("came"))[:20],
+        "reason": clean_text(event.get("reason", "")),
+        "refusing": _clean_reasons(event.get("refusing")),
     }
 
 
-def _reasons(value: object) -> dict[str, str]:
+def _clean_reasons(value: object) -> dict[str, str]:
     found = value.items() if isinstance(value, dict) else ()
-    return {plain(site, 80): plain(why) for site, why in list(found)[:MOST_SITES] if isinstance(why, str)}
+    return {
+        clean_text(site, 80): clean_text(why)
+        for site, why in list(found)[:MOST_SITES]
+        if isinstance(why, str)
+    }

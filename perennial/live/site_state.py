@@ -13,11 +13,11 @@ from perennial.config.approval import Approval, read_approvals
 from perennial.config.site import load_site_config
 from perennial.deploy.certificates import read_node_key
 from perennial.deploy.handshake import Unreachable, check_admission
-from perennial.deploy.supernode import ALIVE, ANSWERED, holds, require_free_port
+from perennial.deploy.supernode import ALIVE, ANSWERED, require_free_port, try_check
 from perennial.foundation.errors import PerennialError
-from perennial.foundation.files import size_of
+from perennial.foundation.files import measure_size
 from perennial.foundation.heartbeat import is_alive, last_beat
-from perennial.live.tail import Tail, number, plain
+from perennial.live.tail import Tail, clean_text, number
 
 KEPT = 500
 """Newest requests that the page knows."""
@@ -125,7 +125,7 @@ class HospitalState:
         """Whether the SuperNode runs and the SuperLink has just answered a request signed with its key."""
         return self.alive and self.answered is not None and self.answered < ANSWERED_WITHIN
 
-    def newest(self) -> list[Asked]:
+    def list_newest(self) -> list[Asked]:
         """The latest finished request of each kind and run that came within the last day."""
         recent = (one for one in self.asked if one.ended and time.time() - one.began < DAY)
         return list({(one.run, one.kind): one for one in recent}.values())
@@ -157,7 +157,7 @@ class HospitalState:
             self.approvals = read_approvals(self.config.approvals)
             self.consent = read_consent(self.config.state_dir)
         except PerennialError as error:
-            self.problems.append(plain(str(error)))
+            self.problems.append(clean_text(str(error)))
         approved = {approval.bundle[:8] for approval in self.approvals}
         offers = sorted((self.folder / "offered").glob("*.fab"))
         self.offered = [path for path in offers if path.name.split(".")[-2] not in approved]
@@ -167,7 +167,7 @@ class HospitalState:
         runs = self.config.state_dir / "runs"
         folders = [path for path in runs.glob("*") if path.is_dir() and not path.is_symlink()]
         self.kept = sorted(
-            (KeptRun(path.name, size_of(path), path.stat().st_mtime) for path in folders),
+            (KeptRun(path.name, measure_size(path), path.stat().st_mtime) for path in folders),
             key=lambda kept: -kept.newest,
         )
         self._count()
@@ -180,7 +180,7 @@ class HospitalState:
             self.epsilon = ledger.cost(policy.delta, "rdp", policy.unit).epsilon if ledger.started else 0.0
         except PerennialError as error:
             self.epsilon = None
-            self.ledger_problem = plain(f"ledger: {error}")
+            self.ledger_problem = clean_text(f"ledger: {error}")
 
     def _look_for_obstacles(self) -> None:
         """Ask as the SuperNode does while it gets no answer, not more often than every ASK_AGAIN seconds."""
@@ -191,24 +191,24 @@ class HospitalState:
         if time.monotonic() - self._asked_why < ASK_AGAIN:
             return
         self._asked_why = time.monotonic()
-        self.port_taken = not self.alive and not holds(require_free_port, connection)
+        self.port_taken = not self.alive and not try_check(require_free_port, connection)
         authority = self.folder / connection.ca
         try:
             key = read_node_key(self.folder / connection.key)
             check_admission(connection.superlink, authority, key, connected=self.alive)
             self.obstacle = ""
         except PerennialError as error:
-            self.obstacle, self.unreachable = plain(str(error)), isinstance(error, Unreachable)
+            self.obstacle, self.unreachable = clean_text(str(error)), isinstance(error, Unreachable)
 
     def _take(self, event: dict[str, Any]) -> None:
         request, when = str(event.get("request", ""))[:80], number(event.get("time")) or time.time()
         if event.get("event") == "not_approved" and time.time() - when < STALE:
-            self.unapproved = plain(event.get("app", ""), 64)
+            self.unapproved = clean_text(event.get("app", ""), 64)
         if event.get("event") == "asked":
             one = Asked(
-                plain(event.get("kind", ""), 40),
-                plain(event.get("run", ""), 64),
-                plain(event.get("name", ""), 80),
+                clean_text(event.get("kind", ""), 40),
+                clean_text(event.get("run", ""), 64),
+                clean_text(event.get("name", ""), 80),
                 int(number(event.get("round")) or 0),
                 when,
             )
@@ -218,19 +218,19 @@ class HospitalState:
             self._by_request = {key: found for key, found in self._by_request.items() if not found.ended}
             self._by_request[request] = one
         elif (one := self._by_request.get(request)) is not None:
-            one.ended, one.until = plain(event.get("event", ""), 20), when
-            one.reason = plain(event.get("reason", ""))
+            one.ended, one.until = clean_text(event.get("event", ""), 20), when
+            one.reason = clean_text(event.get("reason", ""))
 
     def _take_release(self, line: dict[str, Any]) -> None:
         if "kind" not in line:
             return
         self.releases.append(
             Released(
-                plain(line.get("time", ""), 30),
-                plain(line.get("run", ""), 64),
-                plain(line.get("experiment", ""), 64),
-                plain(line.get("kind", ""), 40),
-                plain(line.get("unit", ""), 20),
+                clean_text(line.get("time", ""), 30),
+                clean_text(line.get("run", ""), 64),
+                clean_text(line.get("experiment", ""), 64),
+                clean_text(line.get("kind", ""), 40),
+                clean_text(line.get("unit", ""), 20),
                 release_in_words(line),
             )
         )
@@ -251,10 +251,10 @@ def release_in_words(line: dict[str, Any]) -> str:
             if rate is not None and rate < 1 and steps is not None:
                 words += f", {steps:.0f} steps on a share of {rate:.3g}"
             return words
-    return plain(line.get("mechanism", ""), 40)
+    return clean_text(line.get("mechanism", ""), 40)
 
 
-def left_in_words(spent: float | None, limit: float | None) -> tuple[str, float]:
+def describe_left(spent: float | None, limit: float | None) -> tuple[str, float]:
     """(words such as '6.8 of 8; 1.2 left', share of the budget spent); spent None: it is not known."""
     if spent is None:
         return "unknown: the ledger cannot be read", 1.0

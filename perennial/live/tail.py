@@ -51,7 +51,7 @@ class Tail:
             for line in lines:
                 if self._skipping:
                     self._skipping = False
-                elif (found := self._parsed(line)) is not None:
+                elif (found := self._parse(line)) is not None:
                     yield found
             if len(self._rest) > LONGEST_LINE:
                 self._rest, self._skipping = b"", True
@@ -99,7 +99,7 @@ class Tail:
         self._offset, self._rest, self._before, self._skipping = 0, b"", b"", False
         self.damaged, self.restarted = 0, True
 
-    def _parsed(self, line: bytes) -> dict[str, Any] | None:
+    def _parse(self, line: bytes) -> dict[str, Any] | None:
         if not line.strip():
             return None
         try:
@@ -112,7 +112,7 @@ class Tail:
         return found
 
 
-def plain(value: object, longest: int = 400) -> str:
+def clean_text(value: object, longest: int = 400) -> str:
     """The value as text of at most `longest` characters, without control or direction-changing characters."""
     text = value if isinstance(value, str) else str(value)[:longest]
     if len(text) <= longest and text.isprintable():
@@ -131,7 +131,7 @@ def number(value: object) -> float | None:
     return found if found - found == 0.0 else None
 
 
-def texts(value: object) -> list[str]:
+def clean_texts(value: object) -> list[str]:
     """The strings of a list, as plain text; [] for anything that is no list."""
     if not isinstance(value, list):
         return []
@@ -141,21 +141,21 @@ def texts(value: object) -> list[str]:
             return value
     except TypeError:
         pass
-    return [plain(item, LONGEST_NAME) for item in value if isinstance(item, str)]
+    return [clean_text(item, LONGEST_NAME) for item in value if isinstance(item, str)]
 
 
-def whole(value: object) -> int:
+def clean_whole(value: object) -> int:
     """The value rounded down if it is a number from 0 on; else 0."""
     found = number(value)
     return int(found) if found is not None and 0 <= found < 2**53 else 0
 
 
-def numbers(value: object) -> list[float | None]:
+def clean_numbers(value: object) -> list[float | None]:
     """The items of a list, with None for each that is no finite number; [] for no list."""
     return [number(item) for item in value[:MOST]] if isinstance(value, list) else []
 
 
-def seconds(value: object) -> float | None:
+def parse_seconds(value: object) -> float | None:
     """A journal's ISO time in seconds since 1970; None for anything else."""
     try:
         return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else None

@@ -24,8 +24,16 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perennial.foundation.errors import StateError
-from perennial.server.faults import Fault, grouped
-from perennial.server.report.markup import MISSING, decimal, duration, percent, plural, points, size
+from perennial.server.faults import Fault, group_faults
+from perennial.server.report.markup import (
+    MISSING,
+    duration,
+    format_count,
+    format_decimal,
+    format_percent,
+    format_points,
+    format_size,
+)
 
 HERE = Path(__file__).parent
 MOST_CONNECTIONS = 1000
@@ -43,7 +51,7 @@ HEADERS = {
 Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
 
-def short_time(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration as '12 s', '4 min' or '2 h 5 min', as the page's script writes it too."""
     seconds = max(0, int(seconds))
     if seconds < 120:
@@ -60,15 +68,25 @@ _PAGES = Environment(
     lstrip_blocks=True,
 )
 _PAGES.filters |= {
-    **{"percent": percent, "points": points, "decimal": decimal, "duration": duration, "size": size},
-    **{"plural": plural, "short": short_time, "ago": lambda moment: short_time(time.time() - moment)},
+    **{
+        "percent": format_percent,
+        "points": format_points,
+        "decimal": format_decimal,
+        "duration": duration,
+        "size": format_size,
+    },
+    **{
+        "plural": format_count,
+        "short": format_duration,
+        "ago": lambda moment: format_duration(time.time() - moment),
+    },
 }
 _PAGES.globals |= {"MISSING": MISSING}
 
 
 def render(template: str, faults: Sequence[Fault] = (), **values: Any) -> str:
     """A page from a template of `live/templates`. faults: of which it shows MOST_FAULTS."""
-    found = grouped(faults)
+    found = group_faults(faults)
     shown = {"faults": found[:MOST_FAULTS], "more_faults": len(found) - MOST_FAULTS}
     return _PAGES.get_template(template).render(**shown, **values)
 
@@ -131,7 +149,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def allowed_hosts(host: str, more: Collection[str]) -> set[str]:
+def list_allowed_hosts(host: str, more: Collection[str]) -> set[str]:
     """Host names that pages answer to: `host`, loopback and `more`. Raises StateError for a bad one."""
     for name in more:
         if not name or "/" in name or "@" in name:

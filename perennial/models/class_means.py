@@ -43,11 +43,11 @@ class NearestMean(nn.Module):
         return 2 * mean_similarity(self.model.features(x), self.means) - 2
 
 
-def never_predicted(bias: Tensor) -> list[int]:
+def list_never_predicted(bias: Tensor) -> list[int]:
     """Labels that are never predicted, because no record of them was learnt from. bias: (M,) of the head."""
     return (bias <= NEVER / 2).nonzero().flatten().tolist()
 
 
-def over_features(model: IncrementalModel, means: Tensor) -> NearestMean:
+def build_nearest_mean(model: IncrementalModel, means: Tensor) -> NearestMean:
     """The classifier with these class means, (M, d), in evaluation mode."""
     return NearestMean(model, means.to(model.head.weight.device)).eval()

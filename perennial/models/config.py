@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from perennial.foundation.block import Block
-from perennial.foundation.errors import nearest
+from perennial.foundation.errors import suggest_nearest
 from perennial.foundation.plain import Plain
-from perennial.foundation.plugins import is_target, known
+from perennial.foundation.plugins import is_target, list_known
 from perennial.models.feature_maps.config import (
     Choice,
     FeatureMapConfig,
@@ -38,20 +38,20 @@ _TAKEN_BY: dict[str, tuple[str, ...]] = {
 }
 
 
-def _network(name: str) -> str:
+def _check_network(name: str) -> str:
     if name not in NETWORKS and not is_target(name):
-        allowed = known("model", NETWORKS)
-        raise ValueError(f"allowed: {', '.join(allowed)}{nearest(name, allowed)}")
+        allowed = list_known("model", NETWORKS)
+        raise ValueError(f"allowed: {', '.join(allowed)}{suggest_nearest(name, allowed)}")
     return name
 
 
-def _backbone(name: str) -> str:
+def _check_backbone(name: str) -> str:
     if name in (*COMPOSITE, "features", "pretrained"):
-        raise ValueError(f"allowed: {', '.join(known('model', BACKBONES))}")
-    return _network(name)
+        raise ValueError(f"allowed: {', '.join(list_known('model', BACKBONES))}")
+    return _check_network(name)
 
 
-def _width_alone(value: Any) -> Any:
+def _extract_width(value: Any) -> Any:
     """The width of a projection as 0.2.0 wrote it, {width, images, seed}, whose others have one value now."""
     if not isinstance(value, dict):
         return value
@@ -64,8 +64,8 @@ def _width_alone(value: Any) -> Any:
 class ModelConfig(Block):
     """Which network learns. An option that the chosen network does not take is an error."""
 
-    name: Annotated[str, AfterValidator(_network)]
-    backbone: Annotated[str, AfterValidator(_backbone)] | None = None
+    name: Annotated[str, AfterValidator(_check_network)]
+    backbone: Annotated[str, AfterValidator(_check_backbone)] | None = None
     """The network inside dual_backbone and digest_two_branch."""
     hidden: tuple[Size, ...] = Field(default=(64,), max_length=64)
     """mlp: widths of the hidden layers; the last one is the feature width. []: the head alone, a linear
@@ -85,7 +85,7 @@ class ModelConfig(Block):
     features: tuple[FeatureMapConfig, ...] | None = Field(default=None, exclude_if=operator.not_)
     """features: the maps, side by side; a list in the place of one is a choice. In a file also auto, in whose
     place the maps are written that fit the data's kind and shape. pretrained: the network that learns on."""
-    projection: Annotated[Count | None, BeforeValidator(_width_alone)] = Field(
+    projection: Annotated[Count | None, BeforeValidator(_extract_width)] = Field(
         default=None, exclude_if=operator.not_
     )
     """features: so many whitened components of public images behind each map."""
@@ -127,18 +127,18 @@ class ModelConfig(Block):
         return self.squeeze_excitation
 
     @model_validator(mode="after")
-    def _one_backbone(self) -> "ModelConfig":
+    def _check_composite(self) -> "ModelConfig":
         if self.name in COMPOSITE and self.backbone is None:
             raise ValueError(f"key 'backbone' is missing; {self.name} needs one of {', '.join(BACKBONES)}")
         if self.name not in COMPOSITE and self.backbone is not None:
             raise ValueError(
                 f"key 'backbone': found {self.backbone!r}, but {self.name} is a backbone itself; "
-                f"allowed with {' and '.join(COMPOSITE)}{nearest(self.name, COMPOSITE)}"
+                f"allowed with {' and '.join(COMPOSITE)}{suggest_nearest(self.name, COMPOSITE)}"
             )
         return self
 
     @model_validator(mode="after")
-    def _maps_of_features(self) -> "ModelConfig":
+    def _check_features(self) -> "ModelConfig":
         if self.name == "features" and not self.features:
             raise ValueError(
                 "key 'features' is missing; allowed: inputs, random, patches, pretrained, or several"
@@ -161,7 +161,7 @@ class ModelConfig(Block):
         return self
 
     @model_validator(mode="after")
-    def _options_of_the_backbone(self) -> "ModelConfig":
+    def _check_options(self) -> "ModelConfig":
         for key, names in _TAKEN_BY.items():
             # compared with the default, not asked of model_fields_set: a resolved experiment writes every key
             value, default = getattr(self, key), type(self).model_fields[key].default

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perennial.foundation.streams import stream
-from perennial.models.incremental import IncrementalModel, joined_features
-from perennial.models.layers import kaiming_uniform, seeded_initialisation
+from perennial.models.incremental import IncrementalModel, join_features
+from perennial.models.layers import draw_kaiming_uniform, seed_initialisation
 
 CANVAS = 32
 """Images above 16 pixels are brought to this side, so that a digest always has 256 numbers."""
@@ -26,7 +26,7 @@ SMALL_SIDE = 16
 TABLE_DIGEST = 64
 
 
-def digest_shape(input_shape: tuple[int, ...]) -> tuple[int, ...]:
+def compute_digest_shape(input_shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape of one sample's encoded features, by the shape of the sample.
 
     Images (C, H, W) with a side above 16 pixels: (4, 8, 8); smaller ones: (4, H / 2, W / 2), rounded up. Rows
@@ -49,14 +49,14 @@ class FeatureEncoder(nn.Module):
     def __init__(self, input_shape: tuple[int, ...], seed: int) -> None:
         super().__init__()
         self.input_shape = input_shape
-        with seeded_initialisation(seed, "encoder"):
-            self.layers = _layers(input_shape)
+        with seed_initialisation(seed, "encoder"):
+            self.layers = _build_layers(input_shape)
         # PyTorch's normal and uniform draws may differ in the last bit between processors; the hash would too
         generator = stream(seed, "init", "encoder")
         with torch.no_grad():
             for name, parameter in self.layers.named_parameters():
                 if name.endswith("weight"):
-                    parameter.copy_(kaiming_uniform(tuple(parameter.shape), 0.0, generator))
+                    parameter.copy_(draw_kaiming_uniform(tuple(parameter.shape), 0.0, generator))
                 else:
                     parameter.zero_()
         self.requires_grad_(False)
@@ -65,7 +65,7 @@ class FeatureEncoder(nn.Module):
         return self.layers(_to_canvas(x) if x.dim() == 4 else x)
 
 
-def encoder_hash(encoder: FeatureEncoder) -> str:
+def hash_encoder(encoder: FeatureEncoder) -> str:
     """SHA-256 of the encoder's input shape, names, shapes and bits. A digest of another encoder is stale."""
     digest = hashlib.sha256(str(tuple(encoder.input_shape)).encode())
     for name, tensor in encoder.state_dict().items():
@@ -74,7 +74,7 @@ def encoder_hash(encoder: FeatureEncoder) -> str:
     return digest.hexdigest()
 
 
-def _layers(input_shape: tuple[int, ...]) -> nn.Sequential:
+def _build_layers(input_shape: tuple[int, ...]) -> nn.Sequential:
     if len(input_shape) == 1:
         return nn.Sequential(
             nn.Linear(input_shape[0], 2 * TABLE_DIGEST),
@@ -114,8 +114,8 @@ class GuidanceProducer(nn.Module):
     def __init__(self, input_shape: tuple[int, ...], seed: int) -> None:
         super().__init__()
         self.input_shape = input_shape
-        with seeded_initialisation(seed, "guidance"):
-            self.layers = _guidance_layers(input_shape)
+        with seed_initialisation(seed, "guidance"):
+            self.layers = _build_guidance_layers(input_shape)
 
     def forward(self, digest: Tensor) -> Tensor:
         guidance = self.layers(digest)
@@ -128,12 +128,12 @@ class TwoBranchBackbone(nn.Module):
     image: the backbone F_R, of feature_width d. F_D has d features too, so that both branches weigh the same.
     """
 
-    join = staticmethod(joined_features)
+    join = staticmethod(join_features)
 
     def __init__(self, image: nn.Module, feature_width: int, input_shape: tuple[int, ...]) -> None:
         super().__init__()
         self.image = image
-        self.digest = _digest_branch(digest_shape(input_shape), feature_width)
+        self.digest = _build_digest_branch(compute_digest_shape(input_shape), feature_width)
         self.fuse = nn.Linear(2 * feature_width, FUSED_WIDTH)
 
     def forward(self, x: Tensor, digest: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ class DigestTwoBranchModel(IncrementalModel):
         return self.classify(self.backbone(guidance, digest))
 
 
-def _guidance_layers(input_shape: tuple[int, ...]) -> nn.Sequential:
+def _build_guidance_layers(input_shape: tuple[int, ...]) -> nn.Sequential:
     if len(input_shape) == 1:
         return nn.Sequential(
             nn.Linear(TABLE_DIGEST, 2 * TABLE_DIGEST), nn.ReLU(), nn.Linear(2 * TABLE_DIGEST, input_shape[0])
@@ -179,7 +179,7 @@ def _guidance_layers(input_shape: tuple[int, ...]) -> nn.Sequential:
     return nn.Sequential(up, nn.ReLU(), out, nn.Sigmoid())
 
 
-def _digest_branch(shape: tuple[int, ...], width: int) -> nn.Sequential:
+def _build_digest_branch(shape: tuple[int, ...], width: int) -> nn.Sequential:
     if len(shape) == 1:
         return nn.Sequential(OrderedDict(fc=nn.Linear(shape[0], width), relu=nn.ReLU()))
     return nn.Sequential(

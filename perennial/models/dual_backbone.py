@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perennial.foundation.streams import stream
-from perennial.models.incremental import IncrementalModel, complete_state, copy_state, joined_features
-from perennial.models.layers import LINEAR_SLOPE, empty_linear, kaiming_uniform
+from perennial.models.incremental import IncrementalModel, complete_state, copy_state, join_features
+from perennial.models.layers import LINEAR_SLOPE, draw_kaiming_uniform, empty_linear
 
 _NEW = "backbone."
 _OLD = "old_backbone."
@@ -27,7 +27,7 @@ class ChannelGate(nn.Module):
     sigmoid(W2 relu(W1 [old, new] + b1) + b2), hidden width max(8, 2 d // 16).
     """
 
-    join = staticmethod(joined_features)
+    join = staticmethod(join_features)
 
     def __init__(self, feature_width: int, seed: int) -> None:
         super().__init__()
@@ -41,7 +41,9 @@ class ChannelGate(nn.Module):
     def reset(self) -> None:
         """First values: W2 = b2 = 0, hence exactly 0.5 for every input; W1 the same at every reset."""
         weight = self.squeeze.weight
-        weight.copy_(kaiming_uniform(tuple(weight.shape), LINEAR_SLOPE, stream(self.seed, "init", "gate")))
+        weight.copy_(
+            draw_kaiming_uniform(tuple(weight.shape), LINEAR_SLOPE, stream(self.seed, "init", "gate"))
+        )
         for zero in (self.squeeze.bias, self.excite.weight, self.excite.bias):
             zero.zero_()
 
@@ -72,13 +74,13 @@ class DualBackboneModel(IncrementalModel):
         self.gate: ChannelGate | None = None
 
     def features(self, x: Tensor) -> Tensor:
-        return self.features_beside(x, self.backbone(x))
+        return self.complete_features(x, self.backbone(x))
 
-    def features_beside(self, x: Tensor, new: Tensor) -> Tensor:
+    def complete_features(self, x: Tensor, new: Tensor) -> Tensor:
         """(B, d) features where those of the new backbone are there already."""
-        return new if self.old_backbone is None else self.fuse(self.old_features(x), new)
+        return new if self.old_backbone is None else self.fuse(self.compute_old_features(x), new)
 
-    def old_features(self, x: Tensor) -> Tensor:
+    def compute_old_features(self, x: Tensor) -> Tensor:
         """(B, d) features of the backbone of the task before. Only from the second task on."""
         assert self.old_backbone is not None
         # an attack that differentiates the input must see this path too; parameters never get a gradient

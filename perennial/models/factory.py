@@ -17,17 +17,17 @@ from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.feature_maps.config import PretrainedConfig
 from perennial.models.feature_maps.fixed import build_fixed_features
 from perennial.models.feature_maps.pixels import Constants
-from perennial.models.feature_maps.pretrained import build_pretrained, filled_up, reads_tokens
+from perennial.models.feature_maps.pretrained import build_pretrained, has_tokens, pad_to_patches
 from perennial.models.incremental import IncrementalModel
-from perennial.models.layers import seeded_initialisation
+from perennial.models.layers import seed_initialisation
 from perennial.models.networks import (
     SE_CNN_WIDTH,
     SECNN,
     MultilayerPerceptron,
     ResNet20,
     SmallCNN,
-    mobilenet_v2,
-    resnet,
+    build_mobilenet,
+    build_resnet,
 )
 
 
@@ -50,7 +50,7 @@ class PretrainedBackbone(nn.Module):
         x = (x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x) * self.scale + self.shift
         if self._size is not None and self._size != tuple(x.shape[2:]):
             x = F.interpolate(x, size=self._size, mode="bicubic", align_corners=False)
-        return self.network(filled_up(x, self.network))
+        return self.network(pad_to_patches(x, self.network))
 
     def train(self, mode: bool = True) -> "PretrainedBackbone":
         """Set training mode for all but batch normalisation, which keeps its statistics."""
@@ -94,7 +94,7 @@ def build_pretrained_backbone(
     scale = (std / fixed.std).expand(3, 1, 1).clone()
     shift = ((mean - fixed.mean) / fixed.std).expand(3, 1, 1).clone()
     network = fixed.network
-    width = int(network.num_features) if reads_tokens(network) else fixed.width  # pyright: ignore
+    width = int(network.num_features) if has_tokens(network) else fixed.width  # pyright: ignore
     network.requires_grad_(True)
     return PretrainedBackbone(network, fixed.size, scale.detach(), shift.detach()), width
 
@@ -139,7 +139,7 @@ def build_model(
             config.pretrained, input_shape, constants, with_weights=with_weights
         )
         return IncrementalModel(learnt, width, num_classes, rows, dropout=config.dropout)
-    with seeded_initialisation(seed, "backbone"):
+    with seed_initialisation(seed, "backbone"):
         backbone, width = _build_backbone(config, input_shape)
         if config.name == "digest_two_branch":
             backbone = TwoBranchBackbone(backbone, width, input_shape)
@@ -158,7 +158,7 @@ def _build_backbone(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[
         inputs = prod(input_shape)
         return MultilayerPerceptron(inputs, config.hidden, norm), (inputs, *config.hidden)[-1]
     if name not in BACKBONES:
-        return _plugin(config, input_shape)
+        return _build_plugin(config, input_shape)
     colours, height, width = input_shape
     image_shape = (colours, height, width)
     attends = config.has_squeeze_excitation
@@ -169,11 +169,11 @@ def _build_backbone(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[
     if name == "resnet20":
         return ResNet20(image_shape, norm, attends), ResNet20.width
     if name == "mobilenet_v2":
-        return mobilenet_v2(image_shape, norm, attends)
-    return resnet(name, image_shape, norm, attends)
+        return build_mobilenet(image_shape, norm, attends)
+    return build_resnet(name, image_shape, norm, attends)
 
 
-def _plugin(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Module, int]:
+def _build_plugin(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Module, int]:
     """Somebody else's network, and its attribute `width`. Raises ConfigError when it is none."""
     name = config.backbone_name
     network = plugins.load("model", name, "model.name")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from perennial.foundation.errors import StateError
-from perennial.models.incremental import check_state, travelling
+from perennial.models.incremental import check_state, select_travelling
 
 LARGE = 1 << 22
 """Values of a model from which memory counts more than the time that making it takes."""
@@ -34,7 +34,7 @@ class FlatParameters:
 
     def __init__(self, model: nn.Module, channels_last: bool = False) -> None:
         """Move the model's tensors. Raises StateError if one that travels is not float32, or none travels."""
-        tensors = travelling(model)
+        tensors = select_travelling(model)
         self.shapes: dict[str, torch.Size] = {key: tensor.shape for key, tensor in tensors.items()}
         self.keys: tuple[str, ...] = tuple(tensors)
         if not tensors:
@@ -51,7 +51,7 @@ class FlatParameters:
         self.trainable_keys: tuple[str, ...] = tuple(parameters)
         self._gradient: Tensor | None = None
         homes = parameters | {name: value for name, value in model.named_buffers() if name in self.shapes}
-        views = self.views(self.vector)
+        views = self.view_tensors(self.vector)
         for name, view in views.items():
             homes[name].data = view
         self._homes = [(name, attrgetter(name), view.storage_offset()) for name, view in views.items()]
@@ -65,7 +65,7 @@ class FlatParameters:
         if self._gradient is None:
             self._gradient = torch.zeros_like(self.trainable)
             self.trainable.grad = self._gradient
-            for key, view in self.trained_views(self._gradient).items():
+            for key, view in self.view_trained(self._gradient).items():
                 parameter = self._parameters[key]
                 if parameter.grad is not None:
                     view.copy_(parameter.grad)
@@ -88,19 +88,19 @@ class FlatParameters:
         """Whether the vector is so large that unused memory should be freed."""
         return len(self.vector) >= LARGE
 
-    def views(self, vector: Tensor) -> dict[str, Tensor]:
+    def view_tensors(self, vector: Tensor) -> dict[str, Tensor]:
         """The named tensors inside vector (P,), without a copy. Raises StateError on another size."""
         if vector.shape != self.vector.shape:
             raise StateError(f"vector: found shape {tuple(vector.shape)}, allowed {tuple(self.vector.shape)}")
         parts = vector.split(self._sizes)
         return {key: self._view(key, part) for key, part in zip(self.keys, parts, strict=True)}
 
-    def trained_views(self, vector: Tensor) -> dict[str, Tensor]:
+    def view_trained(self, vector: Tensor) -> dict[str, Tensor]:
         """The trained tensors inside vector (T,), without a copy."""
         parts = vector.split(self._sizes[: len(self.trainable_keys)])
         return {key: self._view(key, part) for key, part in zip(self.trainable_keys, parts, strict=True)}
 
-    def trained_vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
+    def flatten_trained(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """A new vector (T,) on this model's device with the trained tensors, in float32.
 
         Raises StateError naming a tensor of another shape, as one that was kept before classes came.
@@ -113,20 +113,20 @@ class FlatParameters:
                 )
         return torch.cat([self._row(key, tensors[key]).to(self.vector) for key in self.trainable_keys])
 
-    def row_major(self, rows: Tensor) -> Tensor:
+    def to_row_major(self, rows: Tensor) -> Tensor:
         """(K, P) or (K, T) vectors with every tensor in row-major order."""
-        return self._rearranged(rows, (0, 3, 1, 2), lambda shape: (shape[0], *shape[2:], shape[1]))
+        return self._permute(rows, (0, 3, 1, 2), lambda shape: (shape[0], *shape[2:], shape[1]))
 
     def as_stored(self, rows: Tensor) -> Tensor:
         """(K, P) or (K, T) row-major vectors in this model's own memory order: the inverse of row_major."""
-        return self._rearranged(rows, (0, 2, 3, 1), tuple)
+        return self._permute(rows, (0, 2, 3, 1), tuple)
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """A new vector (P,) on this model's device with the named tensors.
 
         Raises StateError naming the key that is missing, unknown, or of another shape or dtype.
         """
-        return torch.cat(self._rows(tensors))
+        return torch.cat(self._list_rows(tensors))
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the named tensors into the model.
@@ -134,7 +134,7 @@ class FlatParameters:
         Raises StateError as flatten does, and when the model's parameters no longer live in this vector; the
         model is unchanged.
         """
-        parts = self._rows(tensors)
+        parts = self._list_rows(tensors)
         memory = self.vector.untyped_storage()
         if not memory.nbytes():
             memory.resize_(self.vector.nbytes)
@@ -151,7 +151,7 @@ class FlatParameters:
         else:
             torch.cat(parts, out=self.vector)
 
-    def _rows(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    def _list_rows(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """The named tensors, checked, each as one row on this model's device, in the vector's order."""
         check_state(self.shapes, tensors)
         return [self._row(key, tensors[key]).to(self.vector.device) for key in self.keys]
@@ -165,7 +165,7 @@ class FlatParameters:
             return row.view(shape)
         return row.view(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2)
 
-    def _rearranged(
+    def _permute(
         self, rows: Tensor, order: Sequence[int], stored: Callable[[torch.Size], tuple[int, ...]]
     ) -> Tensor:
         if not self._last:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from perennial.foundation.errors import StateError, nearest
-from perennial.models.layers import LINEAR_SLOPE, empty_linear, kaiming_uniform
+from perennial.foundation.errors import StateError, suggest_nearest
+from perennial.models.layers import LINEAR_SLOPE, draw_kaiming_uniform, empty_linear
 
 
 class IncrementalModel(nn.Module):
@@ -31,7 +31,9 @@ class IncrementalModel(nn.Module):
         self.head = empty_linear(feature_width, num_classes)
         self.dropout = nn.Dropout(dropout) if dropout else None
         with torch.no_grad():
-            self.head.weight.copy_(kaiming_uniform((num_classes, feature_width), LINEAR_SLOPE, generator))
+            self.head.weight.copy_(
+                draw_kaiming_uniform((num_classes, feature_width), LINEAR_SLOPE, generator)
+            )
             self.head.bias.zero_()
 
     @property
@@ -70,7 +72,9 @@ class IncrementalModel(nn.Module):
                 f"head: found {old.out_features} classes, asked for {num_classes}; "
                 f"allowed {old.out_features} or more, because classes are never taken back"
             )
-        rows = kaiming_uniform((num_classes - old.out_features, old.in_features), LINEAR_SLOPE, generator)
+        rows = draw_kaiming_uniform(
+            (num_classes - old.out_features, old.in_features), LINEAR_SLOPE, generator
+        )
         grown = empty_linear(old.in_features, num_classes)
         grown.weight.copy_(torch.cat([old.weight.cpu(), rows]))
         grown.bias.zero_()[: old.out_features].copy_(old.bias)
@@ -87,7 +91,7 @@ class IncrementalModel(nn.Module):
         """Add or remove submodules until they are those of `state`; by default there are none of the kind."""
 
 
-def joined_features(parts: Sequence[Tensor]) -> Tensor:
+def join_features(parts: Sequence[Tensor]) -> Tensor:
     """(B, sum of d_i): kinds of features (B, d_i) of the same samples, side by side.
 
     A module calls it as its attribute `join`, because several sites in one pass join theirs
@@ -96,7 +100,7 @@ def joined_features(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts), dim=1)
 
 
-def travelling(model: nn.Module) -> dict[str, Tensor]:
+def select_travelling(model: nn.Module) -> dict[str, Tensor]:
     """The tensors that cross the wire in a round, detached and shared: trained parameters, float buffers.
 
     Integer buffers (BatchNorm's counter) do not travel, because a weighted mean would turn them into floats.
@@ -145,10 +149,10 @@ def check_state(shapes: Mapping[str, torch.Size], state: Mapping[str, Tensor]) -
     """Raise StateError naming a key of state that is missing, unknown, or of another shape or dtype."""
     for key in state:
         if key not in shapes:
-            raise StateError(f"tensor {key!r}: unknown to this model{nearest(key, shapes)}")
+            raise StateError(f"tensor {key!r}: unknown to this model{suggest_nearest(key, shapes)}")
     for key, shape in shapes.items():
         if key not in state:
-            raise StateError(f"tensor {key!r}: missing{nearest(key, state)}")
+            raise StateError(f"tensor {key!r}: missing{suggest_nearest(key, state)}")
         tensor = state[key]
         if tensor.shape != shape or tensor.dtype != torch.float32:
             raise StateError(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from perennial.foundation.errors import ConfigError, StateError, nearest
+from perennial.foundation.errors import ConfigError, StateError, suggest_nearest
 from perennial.foundation.streams import stream, torch_seed
 
 STATISTICS = ".running_mean"
@@ -32,14 +32,15 @@ def select_layers(patterns: Sequence[str], keys: Iterable[str]) -> tuple[str, ..
         if not found:
             modules = {key.partition(".")[0] for key in keys}
             raise ConfigError(
-                f"personal: {pattern!r} names no tensor of the model{nearest(pattern, [*keys, *modules])}; "
+                f"personal: {pattern!r} names no tensor of the "
+                f"model{suggest_nearest(pattern, [*keys, *modules])}; "
                 f"allowed: {', '.join(sorted(modules))}, a name under one of them, or a wildcard"
             )
         chosen |= set(found)
     return tuple(key for key in keys if key in chosen)
 
 
-def with_rows(own: Tensor, fresh: Tensor) -> Tensor:
+def append_rows(own: Tensor, fresh: Tensor) -> Tensor:
     """`own` with the rows of `fresh` that it lacks, as for a classifier that gains classes.
 
     Raises ValueError when the shapes differ in anything but the number of rows, or own has more rows.
@@ -81,7 +82,7 @@ LINEAR_SLOPE = sqrt(5)
 
 
 @contextmanager
-def seeded_initialisation(seed: int, *ids: int | str) -> Iterator[None]:
+def seed_initialisation(seed: int, *ids: int | str) -> Iterator[None]:
     """A context in which layers are initialised from the seed alone, whatever was drawn before.
 
     Layers of PyTorch and torchvision draw from the global CPU generator and take no other; this lends them a
@@ -92,7 +93,7 @@ def seeded_initialisation(seed: int, *ids: int | str) -> Iterator[None]:
         yield
 
 
-def kaiming_uniform(shape: tuple[int, ...], slope: float, generator: np.random.Generator) -> Tensor:
+def draw_kaiming_uniform(shape: tuple[int, ...], slope: float, generator: np.random.Generator) -> Tensor:
     """Weights uniform in +-sqrt(6 / ((1 + slope^2) fan in)), fan in being the product of shape[1:].
 
     slope: of the leaky ReLU that follows. Drawn in float64 and rounded once, so that every machine gets the
@@ -128,7 +129,7 @@ def begin_as_shortcut(norm: nn.Module) -> None:
 
 
 @contextmanager
-def naming_what_did_not_grow(
+def explain_stale_tensors(
     owners: Iterable[object], model: Mapping[str, Tensor] | Mapping[str, torch.Size]
 ) -> Iterator[None]:
     """Explain an error of other people's code that kept a tensor in the shape it had before classes came.
@@ -149,7 +150,7 @@ def naming_what_did_not_grow(
         for owner in owners:
             if type(owner).__module__.startswith("perennial."):
                 continue
-            if found := _too_small(owner, shapes):
+            if found := _find_stale_tensor(owner, shapes):
                 raise ConfigError(
                     f"{type(owner).__module__}:{type(owner).__qualname__}: {found}. When classes come, a "
                     "strategy grows its tensors in begin_task, a site half in open and a loss in begin "
@@ -158,7 +159,7 @@ def naming_what_did_not_grow(
         raise
 
 
-def _too_small(owner: object, shapes: Mapping[str, tuple[int, ...]]) -> str:
+def _find_stale_tensor(owner: object, shapes: Mapping[str, tuple[int, ...]]) -> str:
     """A tensor among an object's attributes that the model has outgrown, in words; '' if there is none."""
     head = max((shape for name, shape in shapes.items() if name.endswith("head.bias")), default=(0,))[0]
     sizes = {name: torch.Size(shape).numel() for name, shape in shapes.items()}

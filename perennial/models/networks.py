@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from perennial.foundation.torchvision_import import torchvision
+from perennial.foundation.torchvision_import import import_torchvision
 from perennial.models.config import FIRST_CHANNELS, Norm
 from perennial.models.layers import begin_as_shortcut
 
@@ -33,7 +33,7 @@ def group_norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(gcd(8, channels), channels)
 
 
-def optional_norm(
+def build_optional_norm(
     norm: Norm, channels: int, batch_norm: Callable[[int], nn.Module] = nn.BatchNorm2d
 ) -> nn.Module | None:
     """The layer for (B, channels, ...), or None for "none". batch_norm: BatchNorm1d for vectors."""
@@ -77,13 +77,13 @@ class SECNN(nn.Module):
         super().__init__()
         colours, height, width = input_shape
         self.conv1 = nn.Conv2d(colours, 16, 1)
-        self.norm1 = optional_norm(norm, 16)
+        self.norm1 = build_optional_norm(norm, 16)
         self.attention = SqueezeExcitation(16) if attends else None
         self.conv2 = nn.Conv2d(16, 64, 3, padding=1)
-        self.norm2 = optional_norm(norm, 64)
+        self.norm2 = build_optional_norm(norm, 64)
         self.relu2 = nn.ReLU()
         self.conv3 = nn.Conv2d(64, 128, 3, padding=1)
-        self.norm3 = optional_norm(norm, 128)
+        self.norm3 = build_optional_norm(norm, 128)
         self.relu3 = nn.ReLU()
         self.fc3 = nn.Linear(128 * (height // 4) * (width // 4), 512)
         self.relu4 = nn.ReLU()
@@ -118,7 +118,7 @@ class MultilayerPerceptron(nn.Module):
         widths = (inputs, *hidden)
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in zip(widths, hidden, strict=False):
-            layer_norm = optional_norm(norm, after, nn.BatchNorm1d)
+            layer_norm = build_optional_norm(norm, after, nn.BatchNorm1d)
             layers += [nn.Linear(before, after), *([layer_norm] if layer_norm else []), nn.ReLU()]
         self.layers = nn.Sequential(*layers)
 
@@ -145,11 +145,11 @@ class SmallCNN(nn.Module):
         colours, height, rows_width = input_shape
         first, second = channels
         self.conv1 = nn.Conv2d(colours, first, 3, padding=1)
-        self.norm1 = optional_norm(norm, first)
+        self.norm1 = build_optional_norm(norm, first)
         self.attention = SqueezeExcitation(first) if attends else None
         self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(first, second, 3, padding=1)
-        self.norm2 = optional_norm(norm, second)
+        self.norm2 = build_optional_norm(norm, second)
         self.relu2 = nn.ReLU()
         sides = height // 4, rows_width // 4
         cells = max(1, max(sides) // LARGEST_MAP)
@@ -195,7 +195,7 @@ class ResNet20(nn.Module):
         channels = STAGES[0]
         attention = [SqueezeExcitation(channels)] if attends else []
         self.stem = nn.Sequential(
-            _convolution(input_shape[0], channels), _norm(norm, channels), *attention, nn.ReLU()
+            _build_convolution(input_shape[0], channels), _build_norm(norm, channels), *attention, nn.ReLU()
         )
         stages: list[nn.Module] = []
         for width in STAGES:
@@ -213,8 +213,8 @@ class ResNet20(nn.Module):
 class _PlainBlock(nn.Module):
     def __init__(self, channels: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        self.first, self.first_norm = _convolution(channels, width, stride), _norm(norm, width)
-        self.second, self.second_norm = _convolution(width, width), _norm(norm, width)
+        self.first, self.first_norm = _build_convolution(channels, width, stride), _build_norm(norm, width)
+        self.second, self.second_norm = _build_convolution(width, width), _build_norm(norm, width)
         self.shortcut = nn.Identity() if stride == 1 else _Shortcut(stride, width - channels)
         begin_as_shortcut(self.second_norm)
 
@@ -237,14 +237,14 @@ class _Shortcut(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
 
 
-def _convolution(channels: int, width: int, stride: int = 1) -> nn.Conv2d:
+def _build_convolution(channels: int, width: int, stride: int = 1) -> nn.Conv2d:
     layer = nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return layer
 
 
-def _norm(norm: Norm, channels: int) -> nn.Module:
-    layer = optional_norm(norm, channels)
+def _build_norm(norm: Norm, channels: int) -> nn.Module:
+    layer = build_optional_norm(norm, channels)
     assert layer is not None  # a residual network without one is refused when its experiment is read
     return layer
 
@@ -256,17 +256,19 @@ BLOCKS = {"resnet18": [2, 2, 2, 2], "resnet34": [3, 4, 6, 3]}
 """Residual blocks in each stage (He et al., table 1)."""
 
 
-def resnet(name: str, input_shape: tuple[int, int, int], norm: Norm, attends: bool) -> tuple[nn.Module, int]:
+def build_resnet(
+    name: str, input_shape: tuple[int, int, int], norm: Norm, attends: bool
+) -> tuple[nn.Module, int]:
     """ResNet without its classifier, and its feature width.
 
     name: resnet18 or resnet34. input_shape: (C, H, W). attends: with channel attention.
     Images below 64 pixels get a 3x3 first convolution of stride 1 and no pooling after it.
     """
-    network = torchvision().models.ResNet(
-        _residual_block(),
+    network = import_torchvision().models.ResNet(
+        _build_residual_block(),
         BLOCKS[name],
         num_classes=1,
-        norm_layer=_norm_layer(norm),
+        norm_layer=_choose_norm_layer(norm),
         zero_init_residual=True,  # initialisation.begin_as_shortcut says why
     )
     colours = input_shape[0]
@@ -285,12 +287,14 @@ def resnet(name: str, input_shape: tuple[int, int, int], norm: Norm, attends: bo
     return network, features
 
 
-def mobilenet_v2(input_shape: tuple[int, int, int], norm: Norm, attends: bool) -> tuple[nn.Module, int]:
+def build_mobilenet(input_shape: tuple[int, int, int], norm: Norm, attends: bool) -> tuple[nn.Module, int]:
     """MobileNetV2 without its classifier, and its feature width.
 
     Images below 64 pixels get a first convolution of stride 1. Arguments as for resnet.
     """
-    network = torchvision().models.mobilenet_v2(weights=None, num_classes=1, norm_layer=_norm_layer(norm))
+    network = import_torchvision().models.mobilenet_v2(
+        weights=None, num_classes=1, norm_layer=_choose_norm_layer(norm)
+    )
     for block in network.features:
         if getattr(block, "use_res_connect", False):
             begin_as_shortcut(block.conv[-1])
@@ -308,10 +312,10 @@ def mobilenet_v2(input_shape: tuple[int, int, int], norm: Norm, attends: bool) -
 
 
 @cache
-def _residual_block() -> type[nn.Module]:
+def _build_residual_block() -> type[nn.Module]:
     """torchvision's block, whose sum overwrites no tensor: hooks for per-sample gradients forbid that."""
 
-    class ResidualBlock(torchvision().models.resnet.BasicBlock):
+    class ResidualBlock(import_torchvision().models.resnet.BasicBlock):
         def forward(self, x: Tensor) -> Tensor:
             shortcut = x if self.downsample is None else self.downsample(x)
             inner = self.relu(self.bn1(self.conv1(x)))
@@ -320,7 +324,7 @@ def _residual_block() -> type[nn.Module]:
     return ResidualBlock
 
 
-def _norm_layer(norm: Norm) -> Any:
+def _choose_norm_layer(norm: Norm) -> Any:
     return group_norm if norm == "group" else nn.BatchNorm2d
 
 

@@ -28,7 +28,7 @@ class Answers:
     reached: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def answers(logits: Tensor, confidence: Confidence, classes: Sequence[str] = ()) -> Answers:
+def predict_answers(logits: Tensor, confidence: Confidence, classes: Sequence[str] = ()) -> Answers:
     """Predictions from logits (B, M): a prediction set has the classes whose log odds reach their thresholds.
 
     classes: names by label, for operating points.
@@ -43,10 +43,10 @@ def answers(logits: Tensor, confidence: Confidence, classes: Sequence[str] = ())
         for name, (_, least, *_) in confidence.points.items()
         if name in places
     }
-    return Answers(probabilities(logits.double(), confidence.temperature or 1.0), sets, reached)
+    return Answers(compute_probabilities(logits.double(), confidence.temperature or 1.0), sets, reached)
 
 
-def probabilities(logits: Tensor, temperature: float) -> Tensor:
+def compute_probabilities(logits: Tensor, temperature: float) -> Tensor:
     """(B, M) softmax of logits / temperature: 0 for classes that are never predicted, above 0 for others."""
     stated = (logits / temperature).softmax(dim=1)
     return torch.where(logits > NEVER / 2, stated.clamp(min=LEAST), stated)
@@ -102,7 +102,7 @@ class Exported(nn.Module):
             known = torch.where(x.isnan(), self.fill.expand_as(x), x) if x.ndim == 2 else x
             standard = (known - self.mean) / self.std
         logits = self.classifier(standard)
-        stated = probabilities(logits, self.temperature)
+        stated = compute_probabilities(logits, self.temperature)
         answer = stated, stated.argmax(dim=1)
         if not self.points:
             return answer
@@ -114,6 +114,6 @@ class Exported(nn.Module):
         reached = [own >= least for own, (_, least) in zip(odds, self.points, strict=True)]
         return *answer, torch.stack(reached, dim=1)
 
-    def example(self, saved: SavedModel) -> Tensor:
+    def build_example(self, saved: SavedModel) -> Tensor:
         """(2, *shape) zeros of the type that forward takes, for tracing."""
         return torch.zeros(2, *saved.inputs.shape, dtype=torch.uint8 if self.pixels else torch.float32)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from perennial.foundation.errors import ConfigError
-from perennial.foundation.torchvision_import import torchvision
+from perennial.foundation.torchvision_import import import_torchvision
 from perennial.models.incremental import IncrementalModel
 from perennial.models.networks import SECNN, MultilayerPerceptron, SmallCNN, SqueezeExcitation
 
@@ -46,7 +46,7 @@ def relabel(model: IncrementalModel, generator: np.random.Generator) -> dict[str
     Classes are never renamed. Channels under group normalisation move with their group.
     Raises ConfigError when the model has no known labelling.
     """
-    layers = _hidden_layers(model)
+    layers = _list_hidden_layers(model)
     permutations = {layer.name: _draw(layer, generator) for layer in layers}
     _apply(model, layers, permutations)
     return permutations
@@ -68,7 +68,7 @@ def _apply(model: IncrementalModel, layers: list[_Hidden], permutations: Mapping
             tensor.copy_(tensor.index_select(axis.dim, blocks.reshape(-1).to(tensor.device)))
 
 
-def _hidden_layers(model: IncrementalModel) -> list[_Hidden]:
+def _list_hidden_layers(model: IncrementalModel) -> list[_Hidden]:
     backbone = model.backbone
     if type(model) is IncrementalModel:
         if isinstance(backbone, MultilayerPerceptron):
@@ -77,7 +77,7 @@ def _hidden_layers(model: IncrementalModel) -> list[_Hidden]:
             return list(_of_chain(backbone, ["conv1", "conv2", "fc"]))
         if isinstance(backbone, SECNN):
             return list(_of_chain(backbone, ["conv1", "conv2", "conv3", "fc3", "fc4"]))
-        if isinstance(backbone, torchvision().models.ResNet):
+        if isinstance(backbone, import_torchvision().models.ResNet):
             return list(_of_resnet(backbone))
     raise ConfigError(
         f"relabel: found {type(model).__name__} with {type(backbone).__name__}; "
@@ -90,9 +90,14 @@ def _of_perceptron(backbone: MultilayerPerceptron) -> Iterator[_Hidden]:
     for name, following in zip(linears, [*linears[1:], None], strict=True):
         after = str(int(name) + 1)
         norm = backbone.layers.get_submodule(after)
-        axes = [*_outputs(f"backbone.layers.{name}"), *_per_channel(f"backbone.layers.{after}", norm)]
+        axes = [
+            *_list_output_axes(f"backbone.layers.{name}"),
+            *_list_channel_axes(f"backbone.layers.{after}", norm),
+        ]
         axes.append(_Axis(f"backbone.layers.{following}.weight" if following else "head.weight", 1))
-        yield _Hidden(name, _size(backbone.layers.get_submodule(name)), _groups(norm), tuple(axes))
+        yield _Hidden(
+            name, _count_outputs(backbone.layers.get_submodule(name)), _count_groups(norm), tuple(axes)
+        )
 
 
 def _of_chain(backbone: SmallCNN | SECNN, names: list[str]) -> Iterator[_Hidden]:
@@ -100,10 +105,10 @@ def _of_chain(backbone: SmallCNN | SECNN, names: list[str]) -> Iterator[_Hidden]
     for number, name in enumerate(names, start=1):
         layer = backbone.get_submodule(name)
         norm = getattr(backbone, f"norm{number}", None)
-        axes = [*_outputs(f"backbone.{name}"), *_per_channel(f"backbone.norm{number}", norm)]
+        axes = [*_list_output_axes(f"backbone.{name}"), *_list_channel_axes(f"backbone.norm{number}", norm)]
         if number == 1 and backbone.attention is not None:
-            axes += _attention_channels("backbone.attention")
-            yield _attention_hidden("backbone.attention", backbone.attention)
+            axes += _list_attention_axes("backbone.attention")
+            yield _build_attention_hidden("backbone.attention", backbone.attention)
         if number == len(names):
             axes.append(_Axis("head.weight", 1))
         else:
@@ -112,7 +117,7 @@ def _of_chain(backbone: SmallCNN | SECNN, names: list[str]) -> Iterator[_Hidden]
             if isinstance(layer, nn.Conv2d) and isinstance(following, nn.Linear):
                 block = following.in_features // layer.out_channels
             axes.append(_Axis(f"backbone.{names[number]}.weight", 1, block))
-        yield _Hidden(name, _size(layer), _groups(norm), tuple(axes))
+        yield _Hidden(name, _count_outputs(layer), _count_groups(norm), tuple(axes))
 
 
 def _of_resnet(backbone: nn.Module) -> Iterator[_Hidden]:
@@ -123,43 +128,46 @@ def _of_resnet(backbone: nn.Module) -> Iterator[_Hidden]:
     if isinstance(stem, nn.Sequential):
         stem, attention = stem
         assert isinstance(attention, SqueezeExcitation)
-        axes += [*_per_channel("backbone.bn1.norm", stem), *_attention_channels("backbone.bn1.attention")]
-        yield _attention_hidden("backbone.bn1.attention", attention)
+        axes += [
+            *_list_channel_axes("backbone.bn1.norm", stem),
+            *_list_attention_axes("backbone.bn1.attention"),
+        ]
+        yield _build_attention_hidden("backbone.bn1.attention", attention)
     else:
-        axes += _per_channel("backbone.bn1", stem)
-    streams.append(("stem", _size(backbone.get_submodule("conv1")), stem, axes))
+        axes += _list_channel_axes("backbone.bn1", stem)
+    streams.append(("stem", _count_outputs(backbone.get_submodule("conv1")), stem, axes))
     for stage in ("layer1", "layer2", "layer3", "layer4"):
         for name, block in backbone.get_submodule(stage).named_children():
             prefix = f"backbone.{stage}.{name}"
             conv1, norm1, norm2 = (block.get_submodule(part) for part in ("conv1", "bn1", "bn2"))
             streams[-1][3].append(_Axis(f"{prefix}.conv1.weight", 1))
             inner = (_Axis(f"{prefix}.conv1.weight", 0), _Axis(f"{prefix}.conv2.weight", 1))
-            inner += tuple(_per_channel(f"{prefix}.bn1", norm1))
-            yield _Hidden(f"{stage}.{name}", _size(conv1), _groups(norm1), inner)
+            inner += tuple(_list_channel_axes(f"{prefix}.bn1", norm1))
+            yield _Hidden(f"{stage}.{name}", _count_outputs(conv1), _count_groups(norm1), inner)
             if getattr(block, "downsample", None) is not None:
                 shortcut = f"{prefix}.downsample"
                 streams[-1][3].append(_Axis(f"{shortcut}.0.weight", 1))
-                axes = [_Axis(f"{shortcut}.0.weight", 0), *_per_channel(f"{shortcut}.1", norm2)]
-                streams.append((stage, _size(block.get_submodule("conv2")), norm2, axes))
+                axes = [_Axis(f"{shortcut}.0.weight", 0), *_list_channel_axes(f"{shortcut}.1", norm2)]
+                streams.append((stage, _count_outputs(block.get_submodule("conv2")), norm2, axes))
             streams[-1][3].append(_Axis(f"{prefix}.conv2.weight", 0))
-            streams[-1][3].extend(_per_channel(f"{prefix}.bn2", norm2))
+            streams[-1][3].extend(_list_channel_axes(f"{prefix}.bn2", norm2))
     streams[-1][3].append(_Axis("head.weight", 1))
     for name, size, norm, axes in streams:
-        yield _Hidden(name, size, _groups(norm), tuple(axes))
+        yield _Hidden(name, size, _count_groups(norm), tuple(axes))
 
 
-def _size(layer: nn.Module) -> int:
+def _count_outputs(layer: nn.Module) -> int:
     """Neurons or channels that a layer puts out."""
     size = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
     assert isinstance(size, int)
     return size
 
 
-def _outputs(prefix: str) -> list[_Axis]:
+def _list_output_axes(prefix: str) -> list[_Axis]:
     return [_Axis(f"{prefix}.weight", 0), _Axis(f"{prefix}.bias", 0)]
 
 
-def _per_channel(prefix: str, norm: nn.Module | None) -> list[_Axis]:
+def _list_channel_axes(prefix: str, norm: nn.Module | None) -> list[_Axis]:
     """The float tensors of a normalisation layer; none of anything else, such as an activation."""
     if not isinstance(norm, nn.GroupNorm | nn.BatchNorm1d | nn.BatchNorm2d):
         return []
@@ -168,14 +176,14 @@ def _per_channel(prefix: str, norm: nn.Module | None) -> list[_Axis]:
     ]
 
 
-def _groups(norm: nn.Module | None) -> int:
+def _count_groups(norm: nn.Module | None) -> int:
     return norm.num_groups if isinstance(norm, nn.GroupNorm) else 1
 
 
-def _attention_channels(prefix: str) -> list[_Axis]:
-    return [_Axis(f"{prefix}.squeeze.weight", 1), *_outputs(f"{prefix}.excite")]
+def _list_attention_axes(prefix: str) -> list[_Axis]:
+    return [_Axis(f"{prefix}.squeeze.weight", 1), *_list_output_axes(f"{prefix}.excite")]
 
 
-def _attention_hidden(prefix: str, attention: SqueezeExcitation) -> _Hidden:
-    axes = (*_outputs(f"{prefix}.squeeze"), _Axis(f"{prefix}.excite.weight", 1))
+def _build_attention_hidden(prefix: str, attention: SqueezeExcitation) -> _Hidden:
+    axes = (*_list_output_axes(f"{prefix}.squeeze"), _Axis(f"{prefix}.excite.weight", 1))
     return _Hidden("attention", attention.squeeze.out_features, 1, axes)

@@ -18,11 +18,11 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from perennial.foundation.errors import StateError, nearest, shown
+from perennial.foundation.errors import StateError, clean_text, suggest_nearest
 from perennial.foundation.files import replace_file
 from perennial.foundation.plain import PlainObject, read_object
-from perennial.foundation.tensor_file import pieces
-from perennial.models.class_means import CLASS_MEANS, over_features
+from perennial.foundation.tensor_file import yield_pieces
+from perennial.models.class_means import CLASS_MEANS, build_nearest_mean
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.incremental import IncrementalModel, load_complete
@@ -43,7 +43,7 @@ class _StoredInputs(_Stored):
     fill: tuple[float, ...] | None = None
 
     @model_validator(mode="after")
-    def _one_for_each(self) -> "_StoredInputs":
+    def _check_lengths(self) -> "_StoredInputs":
         lengths = {len(values) for values in (self.mean, self.std, self.fill) if values is not None}
         if lengths != {self.shape[0]}:
             raise ValueError(f"mean, std: found {sorted(lengths)} values, allowed {self.shape[0]}")
@@ -188,7 +188,7 @@ class SavedModel:
 
         It is the model with its head, or what takes the head's place if the file holds that.
         """
-        return self.model if self.class_means is None else over_features(self.model, self.class_means)
+        return self.model if self.class_means is None else build_nearest_mean(self.model, self.class_means)
 
     @property
     def classifier_name(self) -> str:
@@ -218,7 +218,7 @@ def save_model(
         **({"confidence": json.dumps(confidence, sort_keys=True)} if confidence else {}),
     }
     means = {} if class_means is None else {CLASS_MEANS: class_means}
-    replace_file(path, pieces({**tensors, **means}, metadata))
+    replace_file(path, yield_pieces({**tensors, **means}, metadata))
 
 
 def load_saved(path: Path) -> SavedModel:
@@ -233,9 +233,9 @@ def load_saved(path: Path) -> SavedModel:
         inputs = Inputs.from_json(read_object(metadata["inputs"]))
         confidence = Confidence.from_json(read_object(metadata.get("confidence", "{}")))
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        said = shown(str(error), 500)
+        said = clean_text(str(error), 500)
         raise StateError(f"{path}: missing, damaged or not the model of a finished run ({said})") from error
-    with _at_most(4 * sum(tensor.numel() for tensor in tensors.values()) + NOT_STORED, path):
+    with _limit_size(4 * sum(tensor.numel() for tensor in tensors.values()) + NOT_STORED, path):
         model = build_model(found.model, inputs.shape, len(classes), found.seed, with_weights=False)
     means, expected = tensors.pop(CLASS_MEANS, None), (len(classes), model.feature_width)
     if means is not None and tuple(means.shape) != expected:
@@ -245,7 +245,7 @@ def load_saved(path: Path) -> SavedModel:
 
 
 @contextmanager
-def _at_most(most: int, path: Path) -> Iterator[None]:
+def _limit_size(most: int, path: Path) -> Iterator[None]:
     """Context manager: end what this thread builds as soon as its modules hold more numbers.
 
     A file's metadata can describe a network of any size; what does not fit the file's tensors is refused
@@ -267,7 +267,7 @@ def _at_most(most: int, path: Path) -> Iterator[None]:
         yield
 
 
-def model_file(folder: Path, site: str) -> Path:
+def find_model_file(folder: Path, site: str) -> Path:
     """Path of the model to use: of `site` in a run's folder, or for site '' the folder's own model.
 
     folder: of a run, or a real site's state folder, which holds its own model alone.
@@ -278,7 +278,8 @@ def model_file(folder: Path, site: str) -> Path:
         if not path.exists():
             found = [other.parent.name for other in folder.glob(f"sites/*/{PERSONAL_MODEL}")]
             raise StateError(
-                f"{path}: missing; {len(found)} sites have their own model{nearest(site, found)}, which a "
+                f"{path}: missing; {len(found)} sites have their own "
+                f"model{suggest_nearest(site, found)}, which a "
                 "strategy that personalises makes at the end of a task"
             )
         return path

@@ -80,11 +80,11 @@ class VectorSettings:
         layers = keys.get("layers", keys.get("layer"))
         return cls(channels, layers, keys.get("combine", "last"), keys.get("sparsity_epsilon"))
 
-    def whole_plan(self, network: nn.Module, input_shape: tuple[int, ...]) -> SparsityPlan:
+    def build_whole_plan(self, network: nn.Module, input_shape: tuple[int, ...]) -> SparsityPlan:
         """The plan of all channels that the layers have in common. Raises ConfigError if they are too few."""
         sample = torch.zeros(1, *input_shape, device=next(network.parameters()).device)
-        layers = self.layers or relu_calls(network, sample)
-        found = common_channels(network, sample, layers, self.combine)
+        layers = self.layers or count_relu_calls(network, sample)
+        found = count_common_channels(network, sample, layers, self.combine)
         if self.channels is not None and self.channels > found:
             which = "last of the first" if self.combine == "last" else "first"
             raise ConfigError(
@@ -95,26 +95,26 @@ class VectorSettings:
 
     def plan(self, network: nn.Module, input_shape: tuple[int, ...], seed: int) -> SparsityPlan:
         """What server and sites measure: channels drawn with the experiment's seed, or all."""
-        whole = self.whole_plan(network, input_shape)
+        whole = self.build_whole_plan(network, input_shape)
         if self.channels is None:
             return whole
         chosen = stream(seed, "sparsity-channels").choice(len(whole.channels), self.channels, replace=False)
         return replace(whole, channels=tuple(sorted(chosen.tolist())))
 
 
-def common_channels(model: nn.Module, sample: Tensor, layers: int, combine: Combine) -> int:
+def count_common_channels(model: nn.Module, sample: Tensor, layers: int, combine: Combine) -> int:
     """Number of channels that a plan can choose from, of the first `layers` ReLU calls.
 
     combine: "last" takes the last of these layers; otherwise the fewest channels of any. sample: (1, ...)
     input of any values.
     """
-    widths = [output.shape[1] for output in _relu_outputs(model, sample, layers)]
+    widths = [output.shape[1] for output in _collect_relu_outputs(model, sample, layers)]
     return widths[-1] if combine == "last" else min(widths)
 
 
-def relu_calls(model: nn.Module, sample: Tensor) -> int:
+def count_relu_calls(model: nn.Module, sample: Tensor) -> int:
     """How often a forward pass calls a ReLU. sample: (1, ...) input of any values."""
-    with torch.no_grad(), _recorded(model, None) as outputs:
+    with torch.no_grad(), _record_outputs(model, None) as outputs:
         model(sample)
     return len(outputs)
 
@@ -133,7 +133,7 @@ def zero_shares(
     zeros: list[Tensor] = []
     indices, seen = [0] * layers, 0
     for inputs, _, counting in batches:
-        outputs = _relu_outputs(model, inputs, layers)
+        outputs = _collect_relu_outputs(model, inputs, layers)
         for layer, output in enumerate(outputs):
             flat = (output.flatten(2) if output.dim() > 2 else output[:, :, None])[counting]
             count = (flat == 0).sum(dim=(0, 2))
@@ -149,12 +149,12 @@ def zero_shares(
 
 
 @torch.no_grad()
-def _relu_outputs(model: nn.Module, inputs: Tensor, layers: int) -> list[Tensor]:
+def _collect_relu_outputs(model: nn.Module, inputs: Tensor, layers: int) -> list[Tensor]:
     """Outputs of the first ReLU calls, in the order of execution.
 
     A module that is called twice counts twice.
     """
-    with _recorded(model, layers) as outputs:
+    with _record_outputs(model, layers) as outputs:
         model(inputs)
     if len(outputs) < layers:
         raise ConfigError(
@@ -165,7 +165,7 @@ def _relu_outputs(model: nn.Module, inputs: Tensor, layers: int) -> list[Tensor]
 
 
 @contextmanager
-def _recorded(model: nn.Module, layers: int | None) -> Iterator[list[Tensor]]:
+def _record_outputs(model: nn.Module, layers: int | None) -> Iterator[list[Tensor]]:
     """Outputs of the first ReLU calls while it is open; of all calls without a number."""
     outputs: list[Tensor] = []
 

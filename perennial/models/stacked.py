@@ -88,10 +88,12 @@ class StackedParameters:
     def keep(self, count: int, beside: Sequence[Tensor]) -> list[Tensor]:
         """Drop all but the first `count` sites, and return their part of other vectors (K * T,)."""
 
-        def first(vector: Tensor) -> Tensor:
+        def take_first(vector: Tensor) -> Tensor:
             return torch.cat([block[:count].reshape(-1) for block in self.blocks(vector)])
 
-        self.vector, self.gradient, *others = [first(each) for each in (self.vector, self.gradient, *beside)]
+        self.vector, self.gradient, *others = [
+            take_first(each) for each in (self.vector, self.gradient, *beside)
+        ]
         self.count = count
         self.generators = self.generators[:count]
         self.settle()
@@ -223,7 +225,7 @@ def stack(
         buffer = next(key for key in flat.keys if key not in flat.trainable_keys)
         raise ConfigError(f"{buffer}: statistics of the data, which sites cannot share")
     sites = StackedParameters(flat.shapes, count, flat.vector)
-    network = _stacked(model, "", sites)
+    network = _stack_module(model, "", sites)
     assert isinstance(network, IncrementalModel)
     sites.settle()
     if not flat.large:
@@ -247,7 +249,7 @@ def check_stacked(model: IncrementalModel, input_shape: tuple[int, ...]) -> None
     sites.load(rows)
     inputs = [torch.rand((3, *input_shape), generator=draw).to(flat.vector) for _ in rows]
     try:
-        found = as_rows(network.eval()(side_by_side(inputs)), 2)
+        found = as_rows(network.eval()(join_batches(inputs)), 2)
     except RuntimeError as error:
         raise ConfigError(f"its code between layers fits one site alone: {error}") from error
     for site, (row, x) in enumerate(zip(rows, inputs, strict=True)):
@@ -258,7 +260,7 @@ def check_stacked(model: IncrementalModel, input_shape: tuple[int, ...]) -> None
 
 
 @torch.no_grad()
-def largest_activation(model: nn.Module, input_shape: tuple[int, ...]) -> int:
+def measure_largest_activation(model: nn.Module, input_shape: tuple[int, ...]) -> int:
     """Number of elements of the largest output of any layer, for one sample."""
     found = [0]
     leaves = [module for module in model.modules() if not any(True for _ in module.children())]
@@ -273,7 +275,7 @@ def largest_activation(model: nn.Module, input_shape: tuple[int, ...]) -> int:
     return max(found)
 
 
-def _stacked(module: nn.Module, name: str, sites: StackedParameters) -> nn.Module:
+def _stack_module(module: nn.Module, name: str, sites: StackedParameters) -> nn.Module:
     if type(module) in STACKED and next(module.parameters()).requires_grad:
         return STACKED[type(module)](module, name, sites)
     if isinstance(module, nn.Dropout):
@@ -289,7 +291,7 @@ def _stacked(module: nn.Module, name: str, sites: StackedParameters) -> nn.Modul
         raise ConfigError(f"{name}: {type(module).__name__} has no form for several sites")
     clone = copy.copy(module)
     children = {
-        key: child if child is None else _stacked(child, f"{name}.{key}".lstrip("."), sites)
+        key: child if child is None else _stack_module(child, f"{name}.{key}".lstrip("."), sites)
         for key, child in vars(module)["_modules"].items()
     }
     vars(clone)["_modules"] = children
@@ -309,7 +311,7 @@ def as_rows(x: Tensor, count: int) -> Tensor:
     return x.view(len(x) * count, x.shape[1] // count, *x.shape[2:])
 
 
-def side_by_side(batches: Sequence[Tensor]) -> Tensor:
+def join_batches(batches: Sequence[Tensor]) -> Tensor:
     """Join K batches (B_k, C, ...) to one (B, K * C, ...), the shorter ones filled up with zeros."""
     x = nn.utils.rnn.pad_sequence(list(batches))
     return x.reshape(x.shape[0], -1, *x.shape[3:])

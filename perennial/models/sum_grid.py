@@ -43,19 +43,21 @@ class SumGrid:
     @cached_property
     def step(self) -> float:
         """The value of one step, a power of two: as fine as the range allows, and not below FINEST."""
-        largest = _power_of_two(self.updates) * _power_of_two(self.largest_weight * self.largest_norm)
+        largest = _round_to_power_of_two(self.updates) * _round_to_power_of_two(
+            self.largest_weight * self.largest_norm
+        )
         return max(FINEST, largest * 2.0 ** (HEADROOM + 1 - BITS))
 
     @cached_property
     def share(self) -> float:
         """The largest weight * norm that one update may have."""
-        return self.step * 2.0 ** (BITS - HEADROOM - 1) / _power_of_two(self.updates)
+        return self.step * 2.0 ** (BITS - HEADROOM - 1) / _round_to_power_of_two(self.updates)
 
     def holds(self, weight: float, norm: float) -> bool:
         """Whether an update of this weight and norm fits, whatever else is in the sum."""
         return weight * norm <= self.share
 
-    def integers(self, update: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
+    def quantise(self, update: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
         """weight * update in int64 steps, in its shapes, rounded towards zero so that no norm grows.
 
         Raises OverflowError for an update that does not fit.
@@ -74,7 +76,7 @@ class SumGrid:
         return {name: t.to(torch.float64).mul_(self.step) for name, t in steps.items()}
 
 
-def _power_of_two(value: float) -> float:
+def _round_to_power_of_two(value: float) -> float:
     """The least power of two from value on."""
     mantissa, exponent = math.frexp(value)
     return math.ldexp(1.0, exponent - (mantissa == 0.5))

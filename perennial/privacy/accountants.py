@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
-from perennial.foundation.errors import PrivacyError, nearest
+from perennial.foundation.errors import PrivacyError, suggest_nearest
 from perennial.privacy.config import AccountantName
 
 ORDERS = [1 + x / 10 for x in range(1, 100)] + [*range(11, 64), 64, 80, 96, 128, 160, 192, 256, 384, 512]
@@ -83,7 +83,7 @@ class RdpAccountant(Accountant):
     name = "rdp"
 
     def _bound(self, delta: float) -> float:
-        opacus = accountant_class("rdp")()
+        opacus = load_accountant_class("rdp")()
         opacus.history = self.history()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Optimal order is the")
@@ -105,7 +105,7 @@ class PrvAccountant(RdpAccountant):
         rdp = super()._bound(delta)
         if rdp > _LARGEST_NUMERICAL_EPSILON:
             return rdp
-        opacus = accountant_class("prv")()
+        opacus = load_accountant_class("prv")()
         opacus.history = self.history()
         try:
             with np.errstate(divide="ignore", over="ignore", invalid="ignore"), warnings.catch_warnings():
@@ -123,12 +123,12 @@ def make_accountant(name: str, history: Iterable[tuple[float, float, int]] = ())
     """The accountant of that name, with a history to go on from. Raises PrivacyError on an unknown name."""
     if name not in _ACCOUNTANTS:
         raise PrivacyError(
-            f"accountant is {name!r}; allowed: {', '.join(_ACCOUNTANTS)}{nearest(name, _ACCOUNTANTS)}"
+            f"accountant is {name!r}; allowed: {', '.join(_ACCOUNTANTS)}{suggest_nearest(name, _ACCOUNTANTS)}"
         )
     return _ACCOUNTANTS[name](history)
 
 
-def gaussian_multiplier(epsilon: float, delta: float) -> float:
+def solve_gaussian_multiplier(epsilon: float, delta: float) -> float:
     """Least standard deviation over L2 sensitivity of one Gaussian release with (epsilon, delta).
 
     The analytic Gaussian mechanism, exact for every epsilon > 0, where the textbook sqrt(2 ln(1.25 / delta))
@@ -144,20 +144,20 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
             f"epsilon {epsilon}, delta {delta}; allowed: a finite number above 0, above 0 and below 1"
         )
 
-    def needed(multiplier: float) -> float:
+    def compute_delta(multiplier: float) -> float:
         half, shift = 1 / (2 * multiplier), epsilon * multiplier
         return float(ndtr(half - shift) - math.exp(epsilon + float(log_ndtr(-half - shift))))
 
     low, high = 1e-6, 1.0
-    while needed(high) > delta:
+    while compute_delta(high) > delta:
         low, high = high, 2 * high
     while high > low * (1 + 1e-9):
         middle = (low + high) / 2
-        low, high = (middle, high) if needed(middle) > delta else (low, middle)
+        low, high = (middle, high) if compute_delta(middle) > delta else (low, middle)
     return high
 
 
-def digest_l2_sensitivity(bound: float, largest_weight: float, non_negative: bool) -> float:
+def compute_digest_l2_sensitivity(bound: float, largest_weight: float, non_negative: bool) -> float:
     """L2 change of a mixed digest when one sample is replaced, its features clipped to L2 norm bound.
 
     largest_weight: of one sample in its mixture, 1 / samples per digest when balanced. A sample lies in one
@@ -167,12 +167,12 @@ def digest_l2_sensitivity(bound: float, largest_weight: float, non_negative: boo
     return (math.sqrt(2) if non_negative else 2) * bound * largest_weight
 
 
-def digest_l1_sensitivity(length: int, largest_value: float, largest_weight: float) -> float:
+def compute_digest_l1_sensitivity(length: int, largest_value: float, largest_weight: float) -> float:
     """L1 change of a mixed digest of length features in [0, largest_value], when one sample is replaced."""
     return length * largest_value * largest_weight
 
 
-def sparsity_l2_sensitivity(channels: int) -> float:
+def compute_sparsity_l2_sensitivity(channels: int) -> float:
     """L2 change of (sum of vectors in [0, 1]^channels, their number) by one sample more, less or replaced."""
     return math.sqrt(channels + 1)
 
@@ -188,7 +188,7 @@ class _History:
 
 
 @cache
-def accountant_class(name: str) -> Any:
+def load_accountant_class(name: str) -> Any:
     """Opacus's RDPAccountant ("rdp") or PRVAccountant ("prv"), imported on first use.
 
     Raises ImportError when Opacus is not installed.
@@ -204,9 +204,9 @@ def accountant_class(name: str) -> Any:
     return getattr(import_module(f"{_PACKAGE}.{name}"), f"{name.upper()}Accountant")
 
 
-def renyi_at(order: float, noise_multiplier: float, sample_rate: float, steps: int) -> float:
+def compute_renyi(order: float, noise_multiplier: float, sample_rate: float, steps: int) -> float:
     """Renyi divergence at one order of so many Poisson-sampled Gaussian releases."""
-    accountant_class("rdp")
+    load_accountant_class("rdp")
     rdp = import_module(f"{_PACKAGE}.analysis.rdp")
     settings = {"q": sample_rate, "noise_multiplier": noise_multiplier, "steps": steps}
     return float(rdp.compute_rdp(**settings, orders=float(order)))

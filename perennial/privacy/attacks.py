@@ -73,14 +73,16 @@ def invert_gradient(
     weights = {name: value.detach().clone().requires_grad_() for name, value in model.named_parameters()}
     frozen = {name: value.detach() for name, value in model.named_buffers()}
 
-    def objective(images: Tensor) -> Tensor:
+    def compute_objective(images: Tensor) -> Tensor:
         value = nn.functional.cross_entropy(functional_call(model, weights | frozen, (images,)), labels)
         parts = torch.autograd.grad(value, [weights[name] for name in names], create_graph=True)
         guess = torch.cat([part.reshape(-1) for part in parts])
         cosine = guess @ direction / guess.norm().clamp_min(1e-12)
         return 1 - cosine + smoothness * total_variation(images)
 
-    found = [search_images(objective, (len(labels), *shape), generator, steps) for _ in range(restarts)]
+    found = [
+        search_images(compute_objective, (len(labels), *shape), generator, steps) for _ in range(restarts)
+    ]
     images, distance = min(found, key=lambda result: result[1])
     return Inversion(images, labels, distance)
 
@@ -119,7 +121,7 @@ def search_images(
     return best, best_value
 
 
-def structural_similarity(first: Tensor, second: Tensor) -> Tensor:
+def measure_similarity(first: Tensor, second: Tensor) -> Tensor:
     """SSIM of each pair of images: 1 for equal ones, about 0 for unrelated ones.
 
     first, second: (N, C, H, W) float in [0, 1]. Returns (N,), the mean over channels and positions. The
@@ -177,7 +179,7 @@ class AttackStrength:
     tpr_at_1_percent_fpr: float
 
 
-def strength(members: Tensor, non_members: Tensor) -> AttackStrength:
+def measure_strength(members: Tensor, non_members: Tensor) -> AttackStrength:
     """How well scores (n,) and (m,) tell members from non-members. Raises ValueError when one is empty."""
     from sklearn.metrics import auc, roc_curve
 
@@ -191,19 +193,19 @@ def strength(members: Tensor, non_members: Tensor) -> AttackStrength:
     return AttackStrength(float(auc(false_positive, true_positive)), float(allowed.max()))
 
 
-def loss_threshold(member_losses: Tensor, non_member_losses: Tensor) -> AttackStrength:
+def run_loss_threshold(member_losses: Tensor, non_member_losses: Tensor) -> AttackStrength:
     """The test that calls a sample with a small loss a member. Losses (n,) and (m,) of the attacked model."""
-    return strength(-member_losses, -non_member_losses)
+    return measure_strength(-member_losses, -non_member_losses)
 
 
-def logit_confidence(logits: Tensor, labels: Tensor) -> Tensor:
+def compute_logit_confidence(logits: Tensor, labels: Tensor) -> Tensor:
     """(n,) log(p / (1 - p)) of the true labels, nearly Gaussian over others. logits: (n, M), labels: (n,)."""
     chosen = logits.gather(1, labels[:, None])
     others = logits.scatter(1, labels[:, None], -torch.inf)
     return chosen[:, 0] - others.logsumexp(dim=1)
 
 
-def likelihood_ratio(
+def run_likelihood_ratio(
     members: tuple[Tensor, Tensor], non_members: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor]
 ) -> AttackStrength:
     """The one-sided likelihood-ratio test against Gaussians that held-out samples give for each class.
@@ -212,7 +214,7 @@ def likelihood_ratio(
     neither trained on nor scored; they stand where the original has shadow models trained without the sample.
     A class with fewer than 8 of them takes the Gaussian of all.
     """
-    confidence, labels = logit_confidence(*reference), reference[1]
+    confidence, labels = compute_logit_confidence(*reference), reference[1]
     classes = reference[0].shape[1]
     mean, deviation = confidence.mean().repeat(classes), confidence.std().repeat(classes)
     for label in labels.unique():
@@ -221,6 +223,6 @@ def likelihood_ratio(
             mean[label], deviation[label] = own.mean(), own.std()
 
     def score(logits: Tensor, labels: Tensor) -> Tensor:
-        return (logit_confidence(logits, labels) - mean[labels]) / deviation[labels].clamp_min(1e-6)
+        return (compute_logit_confidence(logits, labels) - mean[labels]) / deviation[labels].clamp_min(1e-6)
 
-    return strength(score(*members), score(*non_members))
+    return measure_strength(score(*members), score(*non_members))

@@ -23,7 +23,7 @@ FAILURE = 1e-10
 ORDERS = (*range(1, 65), 80, 96, 112, 128, 160, 192, 256)
 
 
-def scaled_divergence(
+def compute_scaled_divergence(
     distances: NDArray[np.float64], noise_std: float, sample_rate: float, order: int
 ) -> NDArray[np.float64]:
     """lambda * D_{lambda+1} between the subsampled Gaussian with and without the record, for each distance.
@@ -42,7 +42,7 @@ def scaled_divergence(
     return np.asarray(logsumexp(weights + (k * k - k) * spread, axis=1))
 
 
-def invocation_cost(
+def estimate_invocation_cost(
     distances: Sequence[float] | NDArray[np.float64],
     noise_std: float,
     sample_rate: float,
@@ -65,7 +65,7 @@ def invocation_cost(
         raise PrivacyError(f"{pairs.size} sampled pairs; at least 3 are needed to bound their mean")
     if not np.all(np.isfinite(pairs)) or pairs.min() < 0:
         raise PrivacyError("sampled distances must be finite and not negative")
-    losses = planned * scaled_divergence(pairs, noise_std, sample_rate, order)
+    losses = planned * compute_scaled_divergence(pairs, noise_std, sample_rate, order)
     log_mean = float(np.asarray(logsumexp(losses))) - math.log(len(losses))
     if failure_probability is None:
         return log_mean / planned
@@ -124,7 +124,7 @@ class BayesianAccountant:
         if not noise_std > 0:
             raise PrivacyError(f"noise standard deviation is {noise_std}; Bayesian accounting needs noise")
         costs = [
-            invocation_cost(
+            estimate_invocation_cost(
                 distances,
                 noise_std,
                 sample_rate,
@@ -136,7 +136,7 @@ class BayesianAccountant:
         ]
         if largest is not None:
             most = np.array([largest])
-            bounds = [scaled_divergence(most, noise_std, sample_rate, order)[0] for order in ORDERS]
+            bounds = [compute_scaled_divergence(most, noise_std, sample_rate, order)[0] for order in ORDERS]
             costs = np.minimum(costs, bounds)
         self._costs += costs
         self.invocations += 1

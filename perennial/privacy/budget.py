@@ -63,18 +63,18 @@ class Budget:
         if missing == "epsilon":
             return self._solved(epsilon=self.cost(accountant))
 
-        def holds(value: float) -> bool:
+        def is_enough(value: float) -> bool:
             return replace(self, **{missing: value, "epsilon": None}).cost(accountant) <= (self.epsilon or 0)
 
         # RDP is quick and asks for a little more than PRV, so its answer holds and is near.
         start = getattr(self.solve("rdp"), missing) if accountant == "prv" else None
         if missing == "steps":
-            return self._solved(steps=_most_steps(holds, start))
+            return self._solved(steps=_find_most_steps(is_enough, start))
         if missing == "sample_rate":
-            inverse = _least(lambda x: holds(1 / x), 1.0, 1e9, missing, 1 / start if start else None)
+            inverse = _find_least(lambda x: is_enough(1 / x), 1.0, 1e9, missing, 1 / start if start else None)
             return self._solved(sample_rate=1 / inverse)
         low, high = (1e-12, 0.5) if missing == "delta" else (1e-2, 1e6)
-        return self._solved(**{missing: _least(holds, low, high, missing, start)})
+        return self._solved(**{missing: _find_least(is_enough, low, high, missing, start)})
 
     def cost(self, accountant: AccountantName) -> float:
         if (
@@ -102,7 +102,9 @@ class Solved:
     steps: int
 
 
-def _least(holds: Callable[[float], bool], low: float, high: float, what: str, start: float | None) -> float:
+def _find_least(
+    holds: Callable[[float], bool], low: float, high: float, what: str, start: float | None
+) -> float:
     """Smallest value in [low, high], up to _TOLERANCE, where holds is true; it changes once, to true.
 
     start: a value where holds is known to be true, close to the answer; None without one.
@@ -122,7 +124,7 @@ def _least(holds: Callable[[float], bool], low: float, high: float, what: str, s
     return high
 
 
-def _most_steps(holds: Callable[[float], bool], start: int | None) -> int:
+def _find_most_steps(holds: Callable[[float], bool], start: int | None) -> int:
     """Largest number of steps for which holds is true."""
     if start is None and not holds(1):
         raise PrivacyError("a single step already costs more than the budget; raise the noise multiplier")

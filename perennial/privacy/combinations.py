@@ -87,7 +87,7 @@ def refuse_false_claims(
             "accountant counts; the real epsilon can be orders of magnitude larger (pytorch/opacus#813); "
             "use memory.balanced: false",
         ),
-        (of_samples and coupled_terms, coupled_reason(coupled_terms)),
+        (of_samples and coupled_terms, explain_coupled(coupled_terms)),
         (
             needs_every_class,
             "learner.classification.sign -1 needs samples of every class, so that whether a site answers "
@@ -119,7 +119,7 @@ def _of_release(
     ]
 
 
-def coupled_reason(terms: Sequence[str]) -> str:
+def explain_coupled(terms: Sequence[str]) -> str:
     """A sentence that says why DP-SGD cannot have these loss terms."""
     return (
         f"{', '.join(terms)}: a sample's loss depends there on other samples, so clipping one sample's "

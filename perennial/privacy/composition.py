@@ -50,7 +50,7 @@ class Cost:
         return vars(self) | {"epsilon": self.epsilon if math.isfinite(self.epsilon) else "infinite"}
 
 
-def common_unit(entries: Iterable[Entry]) -> Unit:
+def find_common_unit(entries: Iterable[Entry]) -> Unit:
     """The largest unit that every one of these releases hides."""
     units: list[Unit] = [entry.unit for entry in entries]
     return _UNITS[max((_UNITS.index(unit) for unit in units), default=0)]
@@ -68,16 +68,16 @@ def compose(
     covers it, and replace otherwise.
     """
     counts = of_one_sample(entries if isinstance(entries, Mapping) else Counter(entries))
-    unit = unit or common_unit(counts)
+    unit = unit or find_common_unit(counts)
     relation: Relation = (
         "add_remove" if all(covers_add_remove(entry, unit) for entry in counts) else "replace"
     )
     if any(entry.mechanism == "discrete_gaussian" for entry in entries):
         accountant = "rdp"
     unprotected = sum(count for entry, count in counts.items() if not entry.protected)
-    hidden = unprotected == 0 and hides(common_unit(counts), unit)
+    hidden = unprotected == 0 and hides(find_common_unit(counts), unit)
     return Cost(
-        epsilon=_epsilon(counts, delta, accountant, unit, relation) if hidden else math.inf,
+        epsilon=_compute_epsilon(counts, delta, accountant, unit, relation) if hidden else math.inf,
         delta=delta,
         unit=unit,
         relation=relation,
@@ -124,7 +124,7 @@ def needs_replacement(entry: Entry, unit: Unit, relation: Relation) -> bool:
     return entry.relation == "add_remove" and (relation == "replace" or entry.unit != unit)
 
 
-def _epsilon(
+def _compute_epsilon(
     counts: Mapping[Entry, int], delta: float, accountant: AccountantName, unit: Unit, relation: Relation
 ) -> float:
     direct, paired = make_accountant(accountant), make_accountant(accountant)
@@ -146,7 +146,7 @@ def _epsilon(
         return epsilon + direct.epsilon(left)
     if direct.history():
         left /= 2
-    return epsilon + direct.epsilon(left) + _paired_epsilon(paired, left)
+    return epsilon + direct.epsilon(left) + _compute_paired_epsilon(paired, left)
 
 
 def _group_delta(epsilon: float, delta: float) -> float:
@@ -156,7 +156,7 @@ def _group_delta(epsilon: float, delta: float) -> float:
     return delta * (1 + math.exp(epsilon)) if epsilon < 700 else math.inf
 
 
-def _paired_epsilon(accountant: Accountant, delta: float) -> float:
+def _compute_paired_epsilon(accountant: Accountant, delta: float) -> float:
     """Epsilon for a group of two: 2 epsilon(d) for the largest d found with (1 + e^epsilon(d)) d <= delta."""
     smaller = delta / 2
     for _ in range(50):

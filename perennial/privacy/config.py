@@ -35,7 +35,7 @@ class DigestConfig(Block):
     label_epsilon: Positive | None = None
 
     @model_validator(mode="after")
-    def _weights_mix(self) -> Self:
+    def _check_weights(self) -> Self:
         if self.weights is None:
             return self
         if len(self.weights) != self.per_digest or not math.isclose(sum(self.weights), 1, abs_tol=1e-6):
@@ -46,7 +46,7 @@ class DigestConfig(Block):
         return self
 
     @model_validator(mode="after")
-    def _protection_is_complete(self) -> Self:
+    def _check_protection(self) -> Self:
         needs = {
             "none": (),
             "paper": ("epsilon",),
@@ -88,7 +88,7 @@ OF_UPDATES = ("clip_norm", "bayesian", "sample_rate")
 """Keys that say how an update, or a step of training, is protected."""
 
 
-def bool_of_former(value: Any) -> Any:
+def convert_former_null(value: Any) -> Any:
     """False for the null that an earlier release wrote for no Bayesian figure."""
     return False if value is None else value
 
@@ -126,14 +126,14 @@ class PrivacyConfig(FiniteBlock):
     noise_multiplier: float | None = Field(default=None, ge=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
     accountant: AccountantName = "prv"
-    bayesian: Annotated[bool, BeforeValidator(bool_of_former)] = False
+    bayesian: Annotated[bool, BeforeValidator(convert_former_null)] = False
     sample_rate: float | None = Field(default=None, gt=0, le=1)
     unit: Literal["sample", "patient"] | None = None
 
     @model_validator(mode="after")
-    def _needed_by_mode(self) -> Self:
+    def _check_mode(self) -> Self:
         if self.mode == "none":
-            if idle := self._given("noise_multiplier", *OF_UPDATES, "unit"):
+            if idle := self._list_given("noise_multiplier", *OF_UPDATES, "unit"):
                 raise ValueError(
                     f"mode is none, yet {idle} is set, which would protect nothing; choose client_local, "
                     "client_central, client_shared, sample or sample_shared, or remove it"
@@ -161,10 +161,10 @@ class PrivacyConfig(FiniteBlock):
         return self
 
     @model_validator(mode="after")
-    def _combinations(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.blocks != BLOCKS and self.release != "sums":
             raise ValueError("blocks: they weigh sums of features; allowed with release: sums")
-        if self.mode != "sample" and self._given("sample_rate", "unit"):
+        if self.mode != "sample" and self._list_given("sample_rate", "unit"):
             raise ValueError(f"sample_rate and unit belong to mode sample; mode is {self.mode}")
         if self.unit == "patient" and self.bayesian:
             raise ValueError("bayesian accounting samples single records, and unit is patient; choose one")
@@ -190,13 +190,13 @@ class PrivacyConfig(FiniteBlock):
                 "unit: found 'patient' with release sums, whose noise hides one sample: a patient with k of "
                 "them moves the sums k times as far; allowed unit sample, or release updates"
             )
-        if idle := self._given(*OF_UPDATES):
+        if idle := self._list_given(*OF_UPDATES):
             raise ValueError(
                 f"release is sums, yet {idle} is set; a sample's features have length 1 at most and enter "
                 "one release, so leave it out"
             )
 
-    def _given(self, *names: str) -> str:
+    def _list_given(self, *names: str) -> str:
         """Those of the keys that are set, in words."""
         values = {name: getattr(self, name) for name in names}
         return ", ".join(name for name, value in values.items() if value is not None and value is not False)

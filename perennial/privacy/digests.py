@@ -22,7 +22,11 @@ from torch import Tensor
 
 from perennial.foundation.errors import DataError
 from perennial.foundation.site_log import log
-from perennial.privacy.accountants import digest_l1_sensitivity, digest_l2_sensitivity, gaussian_multiplier
+from perennial.privacy.accountants import (
+    compute_digest_l1_sensitivity,
+    compute_digest_l2_sensitivity,
+    solve_gaussian_multiplier,
+)
 from perennial.privacy.config import DigestConfig
 from perennial.privacy.entries import Entry
 from perennial.privacy.noise import Noise, add_laplace, add_noise
@@ -69,7 +73,7 @@ class DigestGuarantee:
     label_epsilon: float
 
 
-def form_groups(labels: Tensor, config: DigestConfig, generator: np.random.Generator) -> Tensor:
+def draw_groups(labels: Tensor, config: DigestConfig, generator: np.random.Generator) -> Tensor:
     """Draw (D, S) groups of rows, each row in one group at most. labels: (n,) int64.
 
     With mix "within_class" a group has one class. Raises DataError if no group can be filled.
@@ -101,7 +105,7 @@ def mix(
     features: Tensor, labels: Tensor, num_classes: int, config: DigestConfig, generator: np.random.Generator
 ) -> Digests:
     """Mix digests without noise. features: (n, ...) float32; labels: (n,) int64 in 0 .. num_classes - 1."""
-    groups = form_groups(labels.cpu(), config, generator)
+    groups = draw_groups(labels.cpu(), config, generator)
     weights = expand_weights(len(groups), config)
     place, share = groups.to(features.device), weights.to(features.device)
     one_hot = torch.nn.functional.one_hot(labels, num_classes).float()
@@ -129,14 +133,14 @@ def make_digests(
     classes: the task's labels, which are public. features: (n, ...) float32, 0 or more; labels: (n,) int64
     inside classes. Label columns: all classes up to the task's last. Raises DataError on too few samples.
     """
-    features = usable(features)
+    features = clean_features(features)
     largest = config.largest if config.largest is not None else float(features.max())
-    inside = bounded(features, config, largest)
+    inside = clip_features(features, config, largest)
     answers = labels
     if config.label_epsilon is not None:
-        answers = randomised_labels(labels, classes, config.label_epsilon, source)
+        answers = draw_randomised_labels(labels, classes, config.label_epsilon, source)
     digests = mix(inside, answers, classes.stop, config, generator)
-    guarantee = guarantee_of(config, features[0].numel(), largest, float(digests.weights.max()))
+    guarantee = compute_guarantee(config, features[0].numel(), largest, float(digests.weights.max()))
     noised = digests.features.reshape(-1)
     if config.protection == "gauss":
         add_noise(noised, guarantee.scale, source)
@@ -147,7 +151,7 @@ def make_digests(
     return whole, guarantee
 
 
-def usable(features: Tensor) -> Tensor:
+def clean_features(features: Tensor) -> Tensor:
     """(n, ...) features, 0 or more, by which noise is sized.
 
     A sample whose features are not all finite counts as zeros, and a negative value as 0: a refusal would
@@ -160,12 +164,14 @@ def usable(features: Tensor) -> Tensor:
     return torch.where(finite.view(-1, *[1] * (features.ndim - 1)), features, 0.0).clamp(min=0)
 
 
-def guarantee_of(config: DigestConfig, length: int, largest: float, largest_weight: float) -> DigestGuarantee:
+def compute_guarantee(
+    config: DigestConfig, length: int, largest: float, largest_weight: float
+) -> DigestGuarantee:
     """The noise that config asks for, and what it guarantees for one sample.
 
     length: numbers in a digest. largest: bound of a feature. largest_weight: of a sample in its digest.
     """
-    change = digest_l1_sensitivity(length, largest, largest_weight)
+    change = compute_digest_l1_sensitivity(length, largest, largest_weight)
     scale, honest, delta, if_public = 0.0, math.inf, 0.0, None
     if config.protection == "paper":
         assert config.epsilon is not None
@@ -177,13 +183,13 @@ def guarantee_of(config: DigestConfig, length: int, largest: float, largest_weig
         scale, honest = change / config.epsilon, config.epsilon
     elif config.protection == "gauss":
         assert config.epsilon is not None and config.norm is not None
-        sensitivity = digest_l2_sensitivity(config.norm, largest_weight, non_negative=True)
-        scale = sensitivity * gaussian_multiplier(config.epsilon, config.delta)
+        sensitivity = compute_digest_l2_sensitivity(config.norm, largest_weight, non_negative=True)
+        scale = sensitivity * solve_gaussian_multiplier(config.epsilon, config.delta)
         honest, delta = config.epsilon, config.delta
     return DigestGuarantee(scale, config.epsilon, honest, delta, if_public, config.label_epsilon or math.inf)
 
 
-def randomised_labels(labels: Tensor, classes: range, epsilon: float, source: Noise) -> Tensor:
+def draw_randomised_labels(labels: Tensor, classes: range, epsilon: float, source: Noise) -> Tensor:
     """Each label as it is with probability e^epsilon / (e^epsilon + C - 1), else another of the C classes.
 
     Warner 1965; pure epsilon for the change of one label.
@@ -210,7 +216,7 @@ def guess_log10(length: int, levels: int, per_digest: int) -> float:
     if per_digest == 1:
         return 0.0
     if per_digest == 2:
-        total = _harmonic(levels + 1) - 1
+        total = _sum_harmonic(levels + 1) - 1
     else:
         # 1 / C(n, m) = m / (m - 1) * (1 / C(n - 1, m - 1) - 1 / C(n, m - 1)) telescopes over n
         m = per_digest - 1
@@ -223,13 +229,13 @@ def guess_log10(length: int, levels: int, per_digest: int) -> float:
     return length * (math.log10(total) - math.log10(levels))
 
 
-def _harmonic(count: int) -> float:
+def _sum_harmonic(count: int) -> float:
     if count < 1000:
         return math.fsum(1 / value for value in range(1, count + 1))
     return math.log(count) + EULER + 1 / (2 * count) - 1 / (12 * count**2)
 
 
-def bounded(features: Tensor, config: DigestConfig, largest: float) -> Tensor:
+def clip_features(features: Tensor, config: DigestConfig, largest: float) -> Tensor:
     """Features cut to the bound that sizes the noise: L2 norm with "gauss", else 0 to largest."""
     if config.protection == "gauss":
         assert config.norm is not None
@@ -239,7 +245,7 @@ def bounded(features: Tensor, config: DigestConfig, largest: float) -> Tensor:
     return features.clamp(0, largest)
 
 
-def digest_entries(
+def build_digest_entries(
     config: DigestConfig, run: str, experiment: str, recipient: str, guarantee: DigestGuarantee | None = None
 ) -> list[Entry]:
     """Ledger entries for a release of digests: for the features, and for the labels if they have noise.
@@ -263,7 +269,7 @@ def digest_entries(
     assert config.epsilon is not None
     numbers: dict[str, Any] = {"mechanism": "stated", "epsilon": config.epsilon, "delta": 0.0}
     if config.protection == "gauss":
-        multiplier = gaussian_multiplier(config.epsilon, config.delta)
+        multiplier = solve_gaussian_multiplier(config.epsilon, config.delta)
         numbers = {"mechanism": "gaussian", "noise_multiplier": multiplier, "sample_rate": 1.0, "steps": 1}
     entries = [Entry(**common, **numbers, note=note)]
     if config.label_epsilon is not None:

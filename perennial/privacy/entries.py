@@ -71,12 +71,12 @@ class Entry:
             raise PrivacyError(
                 f"a {self.mechanism} release of kind {self.kind!r} has numbers of another mechanism"
             )
-        if self.mechanism in ("gaussian", "discrete_gaussian") and not _valid_gaussian(*gaussian):
+        if self.mechanism in ("gaussian", "discrete_gaussian") and not _is_valid_gaussian(*gaussian):
             raise PrivacyError(
                 f"a gaussian release of kind {self.kind!r} has noise_multiplier, sample_rate, steps = "
                 f"{gaussian}; allowed: finite and 0 or more, above 0 and at most 1, 1 or more"
             )
-        if self.mechanism == "stated" and not _valid_stated(*stated):
+        if self.mechanism == "stated" and not _is_valid_stated(*stated):
             raise PrivacyError(
                 f"a stated release of kind {self.kind!r} has epsilon, delta = {stated}; "
                 "allowed: finite and 0 or more, at least 0 and below 1"
@@ -103,7 +103,7 @@ class Entry:
         if privacy.mode == "none" or privacy.noise_multiplier is None:
             return cls(**sent, unit="site", relation="replace", mechanism="unprotected")
         # it imports PyTorch, for which no command that reads a ledger or a status should wait
-        from perennial.privacy.protection import effective_multiplier
+        from perennial.privacy.protection import compute_effective_multiplier
 
         once = privacy.mode != "sample"
         return cls(
@@ -111,7 +111,7 @@ class Entry:
             unit=privacy.hidden_unit or "site",
             relation="replace" if privacy.mode == "client_local" else "add_remove",
             mechanism="discrete_gaussian" if privacy.shared else "gaussian",
-            noise_multiplier=effective_multiplier(privacy.mode, privacy.noise_multiplier),
+            noise_multiplier=compute_effective_multiplier(privacy.mode, privacy.noise_multiplier),
             sample_rate=1.0 if once else sample_rate,
             steps=1 if once else steps,
             trusts_server=privacy.mode == "client_central",
@@ -164,11 +164,11 @@ class Entry:
         return cls(**values)
 
 
-def _valid_gaussian(noise_multiplier: float | None, sample_rate: float | None, steps: int | None) -> bool:
+def _is_valid_gaussian(noise_multiplier: float | None, sample_rate: float | None, steps: int | None) -> bool:
     if noise_multiplier is None or sample_rate is None or steps is None:
         return False
     return 0 <= noise_multiplier < math.inf and 0 < sample_rate <= 1 and steps >= 1
 
 
-def _valid_stated(epsilon: float | None, delta: float | None) -> bool:
+def _is_valid_stated(epsilon: float | None, delta: float | None) -> bool:
     return epsilon is not None and delta is not None and 0 <= epsilon < math.inf and 0 <= delta < 1

@@ -30,10 +30,10 @@ from perennial.privacy.ledger_lines import (
     REMEDY,
     Addition,
     Contents,
-    after,
+    advance_tip,
     check_older,
-    commits,
-    newest_line,
+    is_committed,
+    read_newest_line,
     read_on,
 )
 from perennial.privacy.ledger_tip import (
@@ -41,9 +41,9 @@ from perennial.privacy.ledger_tip import (
     Tip,
     TipPosition,
     Totals,
-    listed,
+    add_release,
+    list_totals,
     require_own_data,
-    with_one_more,
 )
 from perennial.privacy.spending import Measure
 
@@ -86,10 +86,10 @@ class Ledger:
         """
         if self.elsewhere is not None and self.data is not None:
             require_own_data(self.data, self.path.parent)
-        with self._locked() as descriptor:
-            contents = self._contents(descriptor)
+        with self._lock() as descriptor:
+            contents = self._read_contents(descriptor)
             tip = contents.tip
-            if len(with_one_more(contents.totals, entry)) > MOST_GUARANTEES:
+            if len(add_release(contents.totals, entry)) > MOST_GUARANTEES:
                 raise PrivacyError(
                     f"the {entry.kind} for {entry.recipient} has yet another guarantee; a ledger counts "
                     f"{MOST_GUARANTEES} different ones at most"
@@ -99,13 +99,13 @@ class Ledger:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             addition = Addition(tip)
             if contents.counted is not None:
-                addition.data, addition.tip = b"\n", after(tip, contents.tail, contents.totals)
+                addition.data, addition.tip = b"\n", advance_tip(tip, contents.tail, contents.totals)
             elif contents.tail:
                 os.ftruncate(descriptor, tip.mark.bytes)
                 repair = {"repair": contents.tail[:200].decode(errors="replace"), "time": now}
                 addition.line(repair, tip.totals)
             charged = replace(entry, time=now)
-            addition.line(charged.to_json(), with_one_more(addition.tip.totals, charged))
+            addition.line(charged.to_json(), add_release(addition.tip.totals, charged))
             size = tip.mark.bytes + (len(contents.tail) if contents.counted is not None else 0)
             self._append(descriptor, addition.data, size)
             self._note(addition.tip)
@@ -115,15 +115,15 @@ class Ledger:
         if limit is not None:
             _refuse_above(limit, self.totals(), entry)
 
-    def entries(self) -> tuple[Entry, ...]:
+    def read_entries(self) -> tuple[Entry, ...]:
         """All charged releases, oldest first, after a check of the whole file; empty without a file.
 
         Raises StateError on a damaged file, or one that is older than a tip.
         """
         entries: list[Entry] = []
         if self.started:
-            with self._locked() as descriptor:
-                self._contents(descriptor)
+            with self._lock() as descriptor:
+                self._read_contents(descriptor)
                 read_on(descriptor, Tip(TipPosition(), {}), self.path, entries)
         return tuple(entries)
 
@@ -143,8 +143,8 @@ class Ledger:
 
         For a place whose tip was lost. Raises StateError when the ledger lacks what another tip has noted.
         """
-        with self._locked() as descriptor:
-            for path in self._tips():
+        with self._lock() as descriptor:
+            for path in self._list_tips():
                 self._require_noted(descriptor, path, Tip.read(path))
             contents = read_on(descriptor, Tip(TipPosition(), {}), self.path)
             self._note(contents.tip)
@@ -156,19 +156,19 @@ class Ledger:
         Returns where what was left of the old one lies now, and how many releases
         were carried over. Raises StateError without a tip: then nobody knows what was spent.
         """
-        found = [tip for path in reversed(self._tips()) if (tip := Tip.read(path)) is not None]
+        found = [tip for path in reversed(self._list_tips()) if (tip := Tip.read(path)) is not None]
         if not found:
             raise StateError(f"{self.path}: no tip was noted, so nothing is known of what was spent")
         tip = found[0]  # the one elsewhere, which nobody who can change the ledger can change, comes first
         lost = self.path.with_name(f"{self.path.name}.lost-{datetime.now(UTC):%Y%m%dT%H%M%S}")
-        with self._locked() as descriptor:
+        with self._lock() as descriptor:
             os.rename(self.path, lost)
             flush_folder(self.path.parent)
             fcntl.flock(descriptor, fcntl.LOCK_UN)
-        with self._locked() as descriptor:
+        with self._lock() as descriptor:
             addition = Addition(Tip(TipPosition(), {}))
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            addition.line({CARRIED: listed(tip.totals), "time": now}, tip.totals)
+            addition.line({CARRIED: list_totals(tip.totals), "time": now}, tip.totals)
             self._append(descriptor, addition.data, 0)
             self._note(addition.tip)
         return lost, tip.releases
@@ -180,19 +180,19 @@ class Ledger:
     @property
     def started(self) -> bool:
         """Whether there is a ledger, or a tip that says that there was one."""
-        return self.path.exists() or any(path.exists() for path in self._tips())
+        return self.path.exists() or any(path.exists() for path in self._list_tips())
 
     def totals(self) -> Totals:
         """Number of releases by their guarantee."""
         if not self.started:
             return {}
-        with self._locked() as descriptor:
-            return self._contents(descriptor).totals
+        with self._lock() as descriptor:
+            return self._read_contents(descriptor).totals
 
-    def _tips(self) -> list[Path]:
+    def _list_tips(self) -> list[Path]:
         return [self.beside] if self.elsewhere is None else [self.beside, self.elsewhere]
 
-    def _contents(self, descriptor: int) -> Contents:
+    def _read_contents(self, descriptor: int) -> Contents:
         """What the ledger holds, from the newest tip on.
 
         Raises StateError when the ledger lacks what a tip noted, or when the second tip is missing.
@@ -203,7 +203,7 @@ class Ledger:
             found = None  # a power cut may leave it damaged; then the ledger is read from its first line
         if found is not None:
             self._require_noted(descriptor, self.beside, found)
-        start = found if found is not None and commits(descriptor, found) else Tip(TipPosition(), {})
+        start = found if found is not None and is_committed(descriptor, found) else Tip(TipPosition(), {})
         contents = read_on(descriptor, start, self.path)
         checked = check_older(descriptor, contents.tip, self.path)
         contents = replace(contents, tip=replace(contents.tip, checked=checked))
@@ -223,7 +223,7 @@ class Ledger:
         """Raises StateError when the ledger lacks the newest line that a tip noted."""
         if tip is None or tip.mark == TipPosition():
             return
-        if newest_line(descriptor, tip) is None:
+        if read_newest_line(descriptor, tip) is None:
             raise StateError(
                 f"{self.path}: lacks line {tip.mark.lines}, which {place} has noted: the ledger was "
                 "deleted, truncated, changed, or replaced by an older copy. What was spent cannot be known, "
@@ -246,7 +246,7 @@ class Ledger:
         tip.write(self.beside, durable=False)
 
     @contextmanager
-    def _locked(self) -> Iterator[int]:
+    def _lock(self) -> Iterator[int]:
         """The open file, for this process alone."""
         new = False
         flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -292,7 +292,7 @@ def _refuse_above(limit: Limit, totals: Totals, entry: Entry) -> None:
 
     Which records there are decides nothing, so that a refusal tells nothing of them.
     """
-    counts = with_one_more(totals, entry)
+    counts = add_release(totals, entry)
     measure = limit.measure(counts)
     epsilon = measure.epsilon(measure.of_all(counts), limit.delta)
     if epsilon > limit.epsilon:

@@ -10,7 +10,7 @@ from typing import Any
 
 from perennial.foundation.errors import PrivacyError, StateError
 from perennial.privacy.entries import Entry
-from perennial.privacy.ledger_tip import Tip, TipPosition, Totals, commitment, from_listed, with_one_more
+from perennial.privacy.ledger_tip import Tip, TipPosition, Totals, add_release, from_listed, hash_totals
 
 CHECKED_EACH_TIME = 2**20
 """Bytes of older lines whose chain is checked again at each charge."""
@@ -34,7 +34,7 @@ class Contents:
 
     @property
     def totals(self) -> Totals:
-        return self.tip.totals if self.counted is None else with_one_more(self.tip.totals, self.counted)
+        return self.tip.totals if self.counted is None else add_release(self.tip.totals, self.counted)
 
 
 @dataclass
@@ -46,19 +46,19 @@ class Addition:
 
     def line(self, values: dict[str, Any], totals: Totals) -> None:
         """Append one line; totals: after it."""
-        chained = {"previous": self.tip.mark.last, "totals": commitment(totals)} | values
+        chained = {"previous": self.tip.mark.last, "totals": hash_totals(totals)} | values
         line = json.dumps(chained, allow_nan=False, separators=(",", ":")).encode()
         self.data += line + b"\n"
-        self.tip = after(self.tip, line, totals)
+        self.tip = advance_tip(self.tip, line, totals)
 
 
-def after(tip: Tip, line: bytes, totals: Totals) -> Tip:
+def advance_tip(tip: Tip, line: bytes, totals: Totals) -> Tip:
     """The tip after one more line, given without its newline. totals: after it."""
     mark = TipPosition(tip.mark.bytes + len(line) + 1, tip.mark.lines + 1, sha256(line).hexdigest())
     return replace(tip, mark=mark, totals=totals, newest=len(line) + 1)
 
 
-def newest_line(descriptor: int, tip: Tip) -> bytes | None:
+def read_newest_line(descriptor: int, tip: Tip) -> bytes | None:
     """The line that ends at a tip, without newline; None if the open ledger does not have it there."""
     start = tip.mark.bytes - tip.newest
     data = os.pread(descriptor, tip.newest, start) if start >= 0 else b""
@@ -67,14 +67,14 @@ def newest_line(descriptor: int, tip: Tip) -> bytes | None:
     return line if intact else None
 
 
-def commits(descriptor: int, tip: Tip) -> bool:
+def is_committed(descriptor: int, tip: Tip) -> bool:
     """Whether the tip's totals are those of its newest line; False for lines of earlier versions."""
-    line = newest_line(descriptor, tip) if tip.mark != TipPosition() else None
+    line = read_newest_line(descriptor, tip) if tip.mark != TipPosition() else None
     try:
         values = json.loads(line) if line is not None else {}
     except (ValueError, RecursionError):
         return False
-    return isinstance(values, dict) and values.get("totals") == commitment(tip.totals)
+    return isinstance(values, dict) and values.get("totals") == hash_totals(tip.totals)
 
 
 def read_on(descriptor: int, tip: Tip, path: Path, entries: list[Entry] | None = None) -> Contents:
@@ -85,13 +85,13 @@ def read_on(descriptor: int, tip: Tip, path: Path, entries: list[Entry] | None =
     """
     totals, mark, newest = tip.totals, tip.mark, tip.newest
     tail = b""
-    for line, ended in _lines(descriptor, mark.bytes):
+    for line, ended in _read_lines(descriptor, mark.bytes):
         if not ended:
             tail = line
             break
         found = _read_line(line, mark, totals)
         if found is None:
-            raise _broken(path, mark.lines + 1)
+            raise _make_broken_error(path, mark.lines + 1)
         entry, totals = found
         if entries is not None and entry is not None:
             entries.append(entry)
@@ -106,7 +106,7 @@ def read_on(descriptor: int, tip: Tip, path: Path, entries: list[Entry] | None =
     return replace(contents, counted=found[0])
 
 
-def _lines(descriptor: int, start: int) -> Iterator[tuple[bytes, bool]]:
+def _read_lines(descriptor: int, start: int) -> Iterator[tuple[bytes, bool]]:
     """(line, whether it has its newline) from a place in the file on, in pieces of bounded size."""
     rest = b""
     while piece := os.pread(descriptor, _PIECE, start):
@@ -129,22 +129,22 @@ def check_older(descriptor: int, tip: Tip, path: Path) -> TipPosition:
         data = os.pread(descriptor, min(left, tip.mark.bytes - at.bytes), at.bytes)
         *lines, partial = data.split(b"\n")
         if not lines and left == turn:
-            raise _broken(path, at.lines + 1)
+            raise _make_broken_error(path, at.lines + 1)
         if not lines:
             break  # what is left of this turn is less than a line
         for line in lines:
             if not line.startswith(b'{"previous":"%s"' % at.last.encode()):
-                raise _broken(path, at.lines + 1)
+                raise _make_broken_error(path, at.lines + 1)
             at = TipPosition(at.bytes + len(line) + 1, at.lines + 1, sha256(line).hexdigest())
         left -= len(data) - len(partial)
         if at.bytes == tip.mark.bytes:
             if at.last != tip.mark.last:
-                raise _broken(path, at.lines)
+                raise _make_broken_error(path, at.lines)
             at = TipPosition()
     return at
 
 
-def _broken(path: Path, number: int) -> StateError:
+def _make_broken_error(path: Path, number: int) -> StateError:
     return StateError(
         f"{path}: line {number} does not follow from the line before it; a line was changed or removed, so "
         f"the cost so far cannot be trusted and nothing may leave. {REMEDY}"
@@ -168,7 +168,7 @@ def _read_line(line: bytes, before: TipPosition, totals: Totals) -> tuple[Entry 
                 return None
         elif "repair" not in values:
             entry = Entry.from_json(values)
-            totals = with_one_more(totals, entry)
+            totals = add_release(totals, entry)
     except (ValueError, TypeError, RecursionError, PrivacyError):
         return None
-    return (entry, totals) if promised in (None, commitment(totals)) else None
+    return (entry, totals) if promised in (None, hash_totals(totals)) else None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from perennial.foundation.errors import PrivacyError, StateError
-from perennial.foundation.files import SHARED_STATE, make_folder, one_at_a_time, replace_file, user_state
+from perennial.foundation.files import SHARED_STATE, find_user_state, lock_folder, make_folder, replace_file
 from perennial.privacy.entries import Entry
 
 BEFORE_FIRST = "0" * 64
@@ -31,20 +31,20 @@ Totals = Mapping[Entry, int]
 """How many releases had which guarantee, which is all that composition needs."""
 
 
-def guarantee(entry: Entry) -> Entry:
+def extract_guarantee(entry: Entry) -> Entry:
     """The entry's guarantee alone, without run, recipient or kind, so that equal ones can be counted."""
     return replace(entry, **dict.fromkeys(_WHO, ""))
 
 
-def with_one_more(totals: Totals, entry: Entry) -> dict[Entry, int]:
+def add_release(totals: Totals, entry: Entry) -> dict[Entry, int]:
     """The totals after one more release."""
-    of_entry = guarantee(entry)
+    of_entry = extract_guarantee(entry)
     return {**totals, of_entry: totals.get(of_entry, 0) + 1}
 
 
-def commitment(totals: Totals) -> str:
+def hash_totals(totals: Totals) -> str:
     """SHA-256 (hex) of the totals, whatever their order."""
-    return hashlib.sha256(json.dumps(listed(totals), separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(list_totals(totals), separators=(",", ":")).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -101,13 +101,13 @@ class Tip:
             "mark": vars(self.mark),
             "newest": self.newest,
             "checked": vars(self.checked),
-            "totals": listed(self.totals),
+            "totals": list_totals(self.totals),
             "elsewhere": self.elsewhere,
         }
         replace_file(path, json.dumps(values).encode(), durable=durable)
 
 
-def listed(totals: Totals) -> list[tuple[dict[str, Any], int]]:
+def list_totals(totals: Totals) -> list[tuple[dict[str, Any], int]]:
     """The totals as sorted pairs (entry as JSON, count)."""
     pairs = [(entry.to_json(), count) for entry, count in totals.items()]
     return sorted(pairs, key=lambda pair: json.dumps(pair[0], sort_keys=True))
@@ -115,13 +115,13 @@ def listed(totals: Totals) -> list[tuple[dict[str, Any], int]]:
 
 def from_listed(values: Any) -> dict[Entry, int]:
     """The totals that listed() wrote. Raises ValueError, TypeError or PrivacyError when they are none."""
-    return {_entry(of_entry): _count(count, 1) for of_entry, count in values}
+    return {_parse_entry(of_entry): _count(count, 1) for of_entry, count in values}
 
 
-def _entry(values: Any) -> Entry:
+def _parse_entry(values: Any) -> Entry:
     if not isinstance(values, dict) or not values.keys() <= _OF_A_GUARANTEE:
         raise ValueError(f"found {values!r:.80}, allowed a guarantee")
-    return guarantee(Entry.from_json({**dict.fromkeys(_WHO, ""), **values}))
+    return extract_guarantee(Entry.from_json({**dict.fromkeys(_WHO, ""), **values}))
 
 
 def _mark(values: Any) -> TipPosition:
@@ -151,7 +151,7 @@ def require_own_data(data: Path, state_dir: Path) -> None:
     Raises:
         StateError: another ledger counts them already, or nothing can be noted. Nothing may leave then.
     """
-    folder = user_state()
+    folder = find_user_state()
     try:
         make_folder(folder)
         writable = os.access(folder, os.W_OK | os.X_OK)
@@ -169,8 +169,8 @@ def require_own_data(data: Path, state_dir: Path) -> None:
             f"file {found.st_dev} {found.st_ino}",
             f"name {beside.st_dev} {beside.st_ino} {place.name}",
         )
-        own = (str(state_dir.resolve()), ledger_number(state_dir))
-        with one_at_a_time(folder):
+        own = (str(state_dir.resolve()), read_ledger_number(state_dir))
+        with lock_folder(folder):
             for name in known:
                 _claim(folder / f"{sha256(name.encode()).hexdigest()[:32]}.data", data, own)
     except OSError as error:
@@ -194,7 +194,7 @@ def _claim(claim: Path, data: Path, own: tuple[str, str]) -> None:
         replace_file(claim, "\n".join(own).encode())
 
 
-def ledger_number(state_dir: Path) -> str:
+def read_ledger_number(state_dir: Path) -> str:
     """The number of the ledger in a state_dir, drawn at the first call."""
     path = state_dir / "ledger.number"
     make_folder(state_dir)

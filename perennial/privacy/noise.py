@@ -30,7 +30,7 @@ _ONE = 0x3FF << 52
 _CHUNK = 1 << 13
 
 
-def new_stream() -> CipherContext:
+def open_stream() -> CipherContext:
     """A keystream under a fresh key from the system: the one place from which noise is drawn.
 
     Use it for one call and keep it nowhere: a copy in a forked process would give the same stream again.
@@ -61,9 +61,9 @@ class Noise:
         """Multiples of 2**-52, so that a logarithm is finite and the tail reaches 8.4 standard deviations."""
         return _Words(count).uniform(count)
 
-    def words(self, count: int) -> NDArray[np.uint64]:
+    def draw_words(self, count: int) -> NDArray[np.uint64]:
         """(count,) independent uniform 64-bit words, for discrete noise."""
-        return np.frombuffer(new_stream().update(bytes(8 * count)), dtype=np.uint64)
+        return np.frombuffer(open_stream().update(bytes(8 * count)), dtype=np.uint64)
 
 
 class _Words:
@@ -71,7 +71,7 @@ class _Words:
 
     def __init__(self, most: int) -> None:
         """most: numbers in one draw."""
-        self._cipher = new_stream()
+        self._cipher = open_stream()
         self._zeros = memoryview(bytes(8 * most))
         # the cipher asks for room for one block more than it writes
         room = bytearray(8 * most + 16)

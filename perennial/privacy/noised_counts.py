@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from perennial.foundation.errors import PrivacyError
-from perennial.privacy.discrete_gaussian import LARGEST_STD, Integers, discrete_gaussian
+from perennial.privacy.discrete_gaussian import LARGEST_STD, Integers, draw_discrete_gaussian
 from perennial.privacy.shared_noise_cost import LEAST_STD
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class CountNoise:
 
     def draw(self, cells: int, source: "Noise") -> Integers:
         """(cells,) int64 samples of the whole noise, in grid steps."""
-        return discrete_gaussian(cells, self._steps, source)
+        return draw_discrete_gaussian(cells, self._steps, source)
 
     def share(self, cells: int, honest: int, source: "Noise") -> Integers:
         """(cells,) int64 samples of one site's share of the noise, in grid steps.
@@ -73,9 +73,9 @@ class CountNoise:
                 f"evaluation.noise_multiplier: noise of {self.std:g} samples shared by {honest} sites is too "
                 "little for the grid of the counts; raise it or evaluation.clip_counts"
             )
-        return discrete_gaussian(cells, std, source)
+        return draw_discrete_gaussian(cells, std, source)
 
-    def shrunk(self, cells: Integers) -> Integers:
+    def shrink(self, cells: Integers) -> Integers:
         """Cells (2 M,), in samples, cut to L2 norm `norm` and rounded down: int64 in grid steps."""
         length = float(np.linalg.norm(cells.astype(np.float64)))
         scale = STEPS * (1.0 if length <= self.norm else self.norm / length * _BELOW)
@@ -91,12 +91,12 @@ class CountNoise:
         return math.ceil(self.std * STEPS)
 
 
-def cells_of(right: Sequence[int], samples: Sequence[int]) -> Integers:
+def join_cells(right: Sequence[int], samples: Sequence[int]) -> Integers:
     """(2 M,) int64: right answers of each class, then wrong ones."""
     return np.array([*right, *(n - r for r, n in zip(right, samples, strict=True))], dtype=np.int64)
 
 
-def in_samples(cells: Integers) -> tuple[list[int], list[int]]:
+def round_to_samples(cells: Integers) -> tuple[list[int], list[int]]:
     """(right answers, samples) of each class from cells (2 M,) in grid steps, rounded to whole samples.
 
     Noise can make them negative.
@@ -105,7 +105,7 @@ def in_samples(cells: Integers) -> tuple[list[int], list[int]]:
     return right.tolist(), (right + wrong).tolist()
 
 
-def towards_zero(cells: Integers) -> tuple[list[int], list[int]]:
+def round_towards_zero(cells: Integers) -> tuple[list[int], list[int]]:
     """(right answers, samples) of each class from cells (2 M,) without noise, rounded down."""
     right, wrong = np.split(cells // STEPS, 2)
     return right.tolist(), (right + wrong).tolist()

@@ -25,20 +25,20 @@ from torch import Tensor
 
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.config import BLOCKS, Blocks
-from perennial.privacy.discrete_gaussian import LARGEST_STD, discrete_gaussian
+from perennial.privacy.discrete_gaussian import LARGEST_STD, draw_discrete_gaussian
 from perennial.privacy.noise import Noise
 
 STEPS = 1 << 16
 """Of noise, in 1."""
 
 
-def sensitivity(width: int, blocks: Blocks = BLOCKS) -> float:
+def compute_sensitivity(width: int, blocks: Blocks = BLOCKS) -> float:
     """L2 change of (a G, b S, c n) when one sample is added or removed. width: D. blocks: (a, b, c)."""
     a, b, c = blocks
     return math.hypot(a * (1 + width / STEPS), b, c)
 
 
-def replacement(width: int, blocks: Blocks = BLOCKS, *, signed: bool = True) -> float:
+def compute_replacement(width: int, blocks: Blocks = BLOCKS, *, signed: bool = True) -> float:
     """L2 change of (a G, b S, c n) when one sample is replaced by another, of the same class or not.
 
     signed: features can be negative. Between classes the square is at most 2 (a^2 + b^2 + c^2). Within a
@@ -80,7 +80,7 @@ class SumsNoise:
         greatest length of a sample's features.
         """
         a, b, c = blocks
-        std = multiplier * sensitivity(width, blocks)
+        std = multiplier * compute_sensitivity(width, blocks)
         return cls(std / a * radius_squared if a else math.inf, std / b * math.sqrt(radius_squared), std / c)
 
     def of_many(self, releases: int) -> "SumsNoise":
@@ -118,19 +118,19 @@ def add_noise_to_sums(
             f"privacy.noise_multiplier: found {multiplier}, allowed above 0 and up to {most:.0f} on sums of "
             f"features with block weights {blocks}"
         )
-    products = _noised_gram(gram, width, coarse, in_steps, source)
-    of_sums = torch.from_numpy(discrete_gaussian(sums.numel(), in_steps[0], source)).view(sums.shape)
-    of_counts = torch.from_numpy(discrete_gaussian(counts.numel(), in_steps[1], source))
+    products = _add_gram_noise(gram, width, coarse, in_steps, source)
+    of_sums = torch.from_numpy(draw_discrete_gaussian(sums.numel(), in_steps[0], source)).view(sums.shape)
+    of_counts = torch.from_numpy(draw_discrete_gaussian(counts.numel(), in_steps[1], source))
     return products, sums + of_sums, counts * STEPS + of_counts
 
 
-def _noised_gram(gram: Tensor, width: int, coarse: int, in_steps: list[int], source: Noise) -> Tensor:
+def _add_gram_noise(gram: Tensor, width: int, coarse: int, in_steps: list[int], source: Noise) -> Tensor:
     if len(in_steps) == 2:
         return gram[:0]
     above = math.ceil(in_steps[2] / math.sqrt(2))
-    noise = discrete_gaussian(len(gram), above, source)
+    noise = draw_discrete_gaussian(len(gram), above, source)
     rows = np.arange(width)
     diagonal = rows * width - rows * (rows - 1) // 2
-    noise[diagonal] = discrete_gaussian(width, in_steps[2], source)
+    noise[diagonal] = draw_discrete_gaussian(width, in_steps[2], source)
     rounded = torch.div(gram, coarse, rounding_mode="trunc")
     return (rounded + torch.from_numpy(noise)) * coarse

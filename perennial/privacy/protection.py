@@ -12,7 +12,7 @@ from torch import Tensor
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.config import Mode
 from perennial.privacy.noise import Noise, add_noise
-from perennial.privacy.shared_noise_cost import LEAST_STD, MOST_SITES, shared_multiplier
+from perennial.privacy.shared_noise_cost import LEAST_STD, MOST_SITES, compute_shared_multiplier
 
 # Rounding each scaled coordinate to float32 changes the norm by at most this share.
 ROUNDING_MARGIN = 1 - 2.0**-23
@@ -70,7 +70,7 @@ def protect_update(vector: Tensor, clip_norm: float, std: float, source: Noise) 
     return norm
 
 
-def central_noise_std(clip_norm: float, noise_multiplier: float, largest_weight: float) -> float:
+def compute_central_noise_std(clip_norm: float, noise_multiplier: float, largest_weight: float) -> float:
     """Standard deviation of the noise on sum_k w_k clip(update_k): the mechanism of client_central.
 
     largest_weight: the largest weight that the strategy may give to one site, whatever the sites report; not
@@ -87,7 +87,7 @@ def central_noise_std(clip_norm: float, noise_multiplier: float, largest_weight:
     return noise_multiplier * clip_norm * largest_weight
 
 
-def effective_multiplier(mode: Mode, noise_multiplier: float) -> float:
+def compute_effective_multiplier(mode: Mode, noise_multiplier: float) -> float:
     """Noise standard deviation over sensitivity, which is what an accountant takes.
 
     client_local hides the replacement of one site's whole data: two clipped updates lie up to 2 * clip_norm
@@ -101,5 +101,5 @@ def effective_multiplier(mode: Mode, noise_multiplier: float) -> float:
         raise PrivacyError("mode none protects nothing, so there is no multiplier to account")
     if mode in ("client_shared", "sample_shared"):
         # no scale below 4 steps is chosen, and no federation is larger than this
-        return shared_multiplier(noise_multiplier, LEAST_STD, MOST_SITES)
+        return compute_shared_multiplier(noise_multiplier, LEAST_STD, MOST_SITES)
     return noise_multiplier / 2 if mode == "client_local" else noise_multiplier

@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 
 from perennial.foundation.errors import StateError
-from perennial.foundation.files import make_folder, replace_file, transaction
+from perennial.foundation.files import make_folder, open_transaction, replace_file
 from perennial.foundation.record_key import BOOK, FOLDER, SETS
 from perennial.privacy.entries import Entry
-from perennial.privacy.ledger_tip import Totals, guarantee
+from perennial.privacy.ledger_tip import Totals, extract_guarantee
 
 TABLES = ("charged (name TEXT, guarantee TEXT, count INTEGER, PRIMARY KEY (name, guarantee))",)
 """A book of an earlier release has two more, which nothing reads."""
@@ -41,7 +41,7 @@ def as_ids(identities: np.ndarray) -> Ids:
     return np.ascontiguousarray(identities).view("S16").reshape(-1)
 
 
-def times(ids: Ids, contents: Ids) -> np.ndarray:
+def count_times(ids: Ids, contents: Ids) -> np.ndarray:
     """(M,) int64: how often each of contents, (M,), is in ids, (N,) sorted."""
     return np.searchsorted(ids, contents, "right") - np.searchsorted(ids, contents, "left")
 
@@ -61,7 +61,7 @@ class RecordBook:
         """
         members = np.sort(ids)
         name = self._name(members)
-        of_entry = json.dumps(guarantee(entry).to_json(), sort_keys=True)
+        of_entry = json.dumps(extract_guarantee(entry).to_json(), sort_keys=True)
         with self._open() as book:
             place = self.folder / SETS / name
             if not place.exists():
@@ -73,7 +73,7 @@ class RecordBook:
             )
         return replace(entry, records=name)
 
-    def other_parts(self, entry: Entry, charged: Totals) -> dict[str, list[Ids]]:
+    def read_other_parts(self, entry: Entry, charged: Totals) -> dict[str, list[Ids]]:
         """The sets, each sorted, of every other part of the entry's scope.
 
         charged: all of the ledger. Raises StateError where a set was lost: no row could be told from those
@@ -112,7 +112,7 @@ class RecordBook:
         return hmac.digest(self._key, b"set:" + members.astype("S16").tobytes(), "sha256").hex()
 
     def _open(self) -> AbstractContextManager[sqlite3.Connection]:
-        return transaction(self._path, TABLES, "nothing may leave")
+        return open_transaction(self._path, TABLES, "nothing may leave")
 
 
 def _is_other(part: str, entry: Entry) -> bool:

@@ -57,7 +57,7 @@ class Mechanism:
         """The same mechanism where the bound is known from the value's public shape alone."""
         return replace(self, sensitivity=sensitivity)
 
-    def noted(self, note: str) -> Self:
+    def add_note(self, note: str) -> Self:
         """The same mechanism, with a note in the ledger."""
         return replace(self, entry=replace(self.entry, note=note))
 

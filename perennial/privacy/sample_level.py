@@ -35,7 +35,7 @@ LARGEST_NORM = 2.0**63
 """Of a gradient that counts: its square is still a float32 number."""
 
 
-def blocks_of(places: Tensor, size: int | None = None) -> Tensor:
+def split_blocks(places: Tensor, size: int | None = None) -> Tensor:
     """(K, size) int64: for each place of K blocks the sample that lies there, or -1.
 
     A library adds in another order for another number of rows, and in another order at another place of a
@@ -55,7 +55,7 @@ def blocks_of(places: Tensor, size: int | None = None) -> Tensor:
     return torch.from_numpy(table)
 
 
-def poisson_batches(samples: int, sample_rate: float, steps: int, source: Noise) -> Iterator[Tensor]:
+def draw_poisson_batches(samples: int, sample_rate: float, steps: int, source: Noise) -> Iterator[Tensor]:
     """Index batches (B,) int64 in which each sample is present independently with probability sample_rate.
 
     B varies and may be 0: an empty batch is a step too, and skipping it would reveal that it was empty.
@@ -134,7 +134,7 @@ class PrivateGradient:
         """Set the private gradient of one Poisson batch; returns its mean loss (private; nan when empty).
 
         The mean is a float64 number on the device, so that nobody waits for it. places: (B,) int64, a number
-        that each sample has by its content, as blocks_of() takes it; none are allowed. losses: takes BLOCK
+        that each sample has by its content, as split_blocks() takes it; none are allowed. losses: takes BLOCK
         indices in the batch, some of them more than once, and returns their losses, each depending on its own
         sample alone. patients: (B,) int64, patient number of each sample; then the sum of a patient's
         gradients is clipped, and no block holds two patients. A parameter that already has a .grad keeps its
@@ -150,7 +150,7 @@ class PrivateGradient:
         vector = torch.zeros(sum(sizes), dtype=torch.float64, device=self._parameters[0].device)
         try:
             self._forget_gradients()
-            with _without_remarks():
+            with _silence_remarks():
                 loss = (
                     self._add_samples(vector, places, losses)
                     if patients is None
@@ -169,7 +169,7 @@ class PrivateGradient:
                 parameter.grad.copy_(part.view_as(parameter))
         return loss.double() / len(places) if len(places) else torch.full_like(loss.double(), math.nan)
 
-    def clipped_norms(self, places: Tensor, losses: Losses) -> Tensor:
+    def measure_clipped_norms(self, places: Tensor, losses: Losses) -> Tensor:
         """(B,) L2 norms of the samples' clipped gradients: how far each sample moves the sum.
 
         The norms are private. The model's gradients stay as they were. Arguments as in compute.
@@ -178,10 +178,10 @@ class PrivateGradient:
         found = torch.zeros(len(places), device=self._parameters[0].device)
         try:
             self._forget_gradients()
-            with _without_remarks():
-                for block in blocks_of(places):
+            with _silence_remarks():
+                for block in split_blocks(places):
                     there = (block >= 0).nonzero()[:, 0]
-                    norms = self._gradients(block, losses)[1][to_device(there, found.device)]
+                    norms = self._compute_gradients(block, losses)[1][to_device(there, found.device)]
                     norms = torch.where(norms.isfinite(), norms.clamp(max=self._clip_norm), 0.0).float()
                     found[to_device(block[there], found.device)] = norms
                     self._forget_gradients()
@@ -194,8 +194,8 @@ class PrivateGradient:
     def _add_samples(self, vector: Tensor, places: Tensor, losses: Losses) -> Tensor:
         """Add the clipped gradients of the batch to vector, block by block; returns the sum of the losses."""
         total = torch.zeros((), device=vector.device)
-        for block in blocks_of(places):
-            loss, norms = self._gradients(block, losses)
+        for block in split_blocks(places):
+            loss, norms = self._compute_gradients(block, losses)
             counts = to_device(block >= 0, vector.device) & norms.isfinite()
             vector += self._sum(torch.where(counts, self._factors(norms), 0.0))
             total += torch.where(counts, loss, 0.0).sum()
@@ -211,12 +211,12 @@ class PrivateGradient:
             own = torch.zeros_like(vector)
             for rows in members.split(BLOCK):
                 block = torch.nn.functional.pad(rows, (0, BLOCK - len(rows)), value=-1)
-                loss, norms = self._gradients(block, losses)
+                loss, norms = self._compute_gradients(block, losses)
                 counts = to_device(block >= 0, vector.device) & norms.isfinite()
                 own += self._sum(counts.float())
                 total += torch.where(counts, loss, 0.0).sum()
                 self._forget_gradients()
-            norm = _norms_of([own[None]])[0]
+            norm = _compute_norms([own[None]])[0]
             vector += torch.where(norm.isfinite(), own * self._factors(norm), 0.0)
         return total
 
@@ -229,15 +229,15 @@ class PrivateGradient:
         factors = torch.where(longer, self._clip_norm / norms * ROUNDING_MARGIN, 1.0).float()
         return torch.where(factors < torch.finfo(torch.float32).tiny, 0.0, factors)
 
-    def _gradients(self, block: Tensor, losses: Losses) -> tuple[Tensor, Tensor]:
+    def _compute_gradients(self, block: Tensor, losses: Losses) -> tuple[Tensor, Tensor]:
         """((BLOCK,) losses, (BLOCK,) norms) of one block's samples, after backward().
 
         Gradients that are not finite are 0 from here on: a factor of 0 would make no 0 of them. block: as of
-        blocks_of(); where no sample is, the gradient is some other sample's.
+        split_blocks(); where no sample is, the gradient is some other sample's.
         """
-        loss = self._losses_of(block.clamp(min=0), losses)
+        loss = self._compute_losses(block.clamp(min=0), losses)
         loss.sum().backward()
-        norms = self._norms()
+        norms = self._measure_norms()
         finite = norms.isfinite()
         if not (self._looks and bool(finite.all())):
             for parameter in self._parameters:
@@ -256,12 +256,12 @@ class PrivateGradient:
             parts.append(part.reshape(-1))
         return torch.cat(parts)
 
-    def _norms(self) -> Tensor:
+    def _measure_norms(self) -> Tensor:
         """(B,) of the gradients that the hooks have just seen, over all parameters together."""
         seen = [vars(parameter).get("grad_sample") for parameter in self._parameters]
-        return _norms_of([part.reshape(len(part), -1) for part in seen if part is not None])
+        return _compute_norms([part.reshape(len(part), -1) for part in seen if part is not None])
 
-    def _losses_of(self, indices: Tensor, losses: Losses) -> Tensor:
+    def _compute_losses(self, indices: Tensor, losses: Losses) -> Tensor:
         """(indices,) losses with their graph."""
         loss = losses(indices)
         if loss.shape != indices.shape:
@@ -277,7 +277,7 @@ class PrivateGradient:
             parameter.grad = None
 
 
-def _norms_of(parts: Sequence[Tensor]) -> Tensor:
+def _compute_norms(parts: Sequence[Tensor]) -> Tensor:
     """(B,) float64 norms of rows (B, ...) over all parts together; infinite from LARGEST_NORM on.
 
     Float32 measures the gradient of a large layer too short, so that one sample could move the sum by more
@@ -295,7 +295,7 @@ def _norms_of(parts: Sequence[Tensor]) -> Tensor:
 
 
 @contextmanager
-def _without_remarks() -> Iterator[None]:
+def _silence_remarks() -> Iterator[None]:
     """Silence PyTorch's warning that Opacus hooks the first layer, whose input needs no gradient."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Full backward hook is firing")

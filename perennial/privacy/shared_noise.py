@@ -12,7 +12,7 @@ import numpy as np
 
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.discrete_gaussian import LARGEST_STD, discrete_gaussian
+from perennial.privacy.discrete_gaussian import LARGEST_STD, draw_discrete_gaussian
 from perennial.privacy.noise import Noise
 from perennial.privacy.secure.keys import Words
 from perennial.privacy.shared_noise_cost import LEAST_STD
@@ -58,7 +58,7 @@ class SharedNoise:
         values = words[:-1]
         for start in range(0, len(values), 1 << 18):
             piece = values[start : start + (1 << 18)]
-            np.add(piece, discrete_gaussian(len(piece), self.std, source).astype(words.dtype), out=piece)
+            np.add(piece, draw_discrete_gaussian(len(piece), self.std, source).astype(words.dtype), out=piece)
 
 
 def scale(multiplier: float, sites: int, honest: int) -> int:

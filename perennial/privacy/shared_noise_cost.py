@@ -21,7 +21,7 @@ MOST_VALUES = 10**9
 _ROUNDING = 1 - 2.0**-40
 
 
-def tau(std: int, honest: int) -> float:
+def compute_tau(std: int, honest: int) -> float:
     """Bound, for each coordinate, on how far a sum of discrete Gaussians is from one discrete Gaussian.
 
     std: of each, in grid steps. honest: how many are added.
@@ -31,13 +31,13 @@ def tau(std: int, honest: int) -> float:
     return 10 * (near + max(0, honest - 64) * math.exp(-2 * math.pi**2 * std**2 * 64 / 65))
 
 
-def shared_multiplier(multiplier: float, std: int, honest: int, values: int = MOST_VALUES) -> float:
+def compute_shared_multiplier(multiplier: float, std: int, honest: int, values: int = MOST_VALUES) -> float:
     """The noise multiplier of a continuous Gaussian that costs at least as much as m honest parts.
 
     multiplier: sigma as configured. std: s. values: coordinates of the release. Its zero-concentrated cost,
     1 / (2 multiplier^2), holds for every Renyi order; PRV's tighter figure does not.
     """
     plain = 1 / (multiplier * _ROUNDING)
-    far = tau(std, honest)
+    far = compute_tau(std, honest)
     cost = min(math.sqrt(plain**2 + far * values / 2), plain + far * math.sqrt(values))
     return 1 / cost

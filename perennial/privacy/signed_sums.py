@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA384
 
 from perennial.foundation.names import is_site_name
-from perennial.privacy.secure.keys import derive, joined, sign, signing_key, verified
+from perennial.privacy.secure.keys import derive, derive_signing_key, join_parts, sign, verify_signature
 
 NO_LIST = sha256(b"perennial signers 1").hexdigest()
 
@@ -39,7 +39,9 @@ class Signer:
         try:
             key = serialization.load_ssh_public_key(public.encode())
             if isinstance(key, ec.EllipticCurvePublicKey):
-                key.verify(bytes.fromhex(signature), _certified(self.site, self.key), ec.ECDSA(SHA384()))
+                key.verify(
+                    bytes.fromhex(signature), _encode_certified(self.site, self.key), ec.ECDSA(SHA384())
+                )
                 return public
         except (InvalidSignature, ValueError, UnsupportedAlgorithm):
             pass
@@ -50,23 +52,23 @@ def certify(node: ec.EllipticCurvePrivateKey, site: str, key: str) -> str:
     """The node key's certificate of its site's signing key, in the form of Signer.certified."""
     encoding, form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     public = node.public_key().public_bytes(encoding, form).decode()
-    return f"{public} {node.sign(_certified(site, key), ec.ECDSA(SHA384())).hex()}"
+    return f"{public} {node.sign(_encode_certified(site, key), ec.ECDSA(SHA384())).hex()}"
 
 
-def _certified(site: str, key: str) -> bytes:
-    return joined("perennial signing key 1", site, key)
+def _encode_certified(site: str, key: str) -> bytes:
+    return join_parts("perennial signing key 1", site, key)
 
 
-def lists(rows: Iterable[str]) -> list[str]:
+def hash_lists(rows: Iterable[str]) -> list[str]:
     """Hash of the growing list of signers after each row: found[i] covers rows 0 to i."""
     found, last = [], NO_LIST
     for row in rows:
-        last = sha256(joined("perennial signers 1", last, row)).hexdigest()
+        last = sha256(join_parts("perennial signers 1", last, row)).hexdigest()
         found.append(last)
     return found
 
 
-def _checked(cls: type, values: Any) -> dict[str, Any]:
+def _check_fields(cls: type, values: Any) -> dict[str, Any]:
     """A dataclass's fields from JSON. Raises ValueError when the values are none of these."""
     kinds = {field.name: field.type for field in fields(cls)}
     if not isinstance(values, dict) or values.keys() != kinds.keys():
@@ -125,7 +127,7 @@ class Statement:
         class_order, features, signers.
         """
         latest = known[-1] if known else None
-        said |= {"key": signing_key(secret)}
+        said |= {"key": derive_signing_key(secret)}
         for each in known if former is not None else known[-1:]:
             fits = former is None or each.supersedes == former.sha256
             if fits and each.is_of(sums) and said.items() <= asdict(each).items():
@@ -134,20 +136,22 @@ class Statement:
         version = 1 if latest is None else latest.version + 1
         supersedes = "" if former is None else former.sha256
         salt = derive(
-            secret, joined("perennial salt 1", said["run"], said["task"], version, supersedes)
+            secret, join_parts("perennial salt 1", said["run"], said["task"], version, supersedes)
         ).hex()
-        unsigned = cls(**said, version=version, supersedes=supersedes, salt=salt, sums=_salted(salt, sums))
+        unsigned = cls(
+            **said, version=version, supersedes=supersedes, salt=salt, sums=_hash_salted(salt, sums)
+        )
         return replace(unsigned, signature=sign(secret, unsigned.content))
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
         """The statement with these fields. Raises ValueError when they are not a statement's."""
-        return cls(**_checked(cls, values))
+        return cls(**_check_fields(cls, values))
 
     @property
     def content(self) -> bytes:
         values = {**asdict(self), "signature": ""}
-        return joined("perennial statement of sums 2", *values.values())
+        return join_parts("perennial statement of sums 2", *values.values())
 
     @property
     def sha256(self) -> str:
@@ -156,18 +160,18 @@ class Statement:
     @property
     def signed(self) -> bool:
         """Whether the site's name is a valid one, and the statement's own key signed it."""
-        return is_site_name(self.site) and verified(self.key, self.content, self.signature)
+        return is_site_name(self.site) and verify_signature(self.key, self.content, self.signature)
 
     def is_of(self, sums: str) -> bool:
         """Whether the statement is about the sums with this SHA-256."""
-        return self.sums == _salted(self.salt, sums)
+        return self.sums == _hash_salted(self.salt, sums)
 
 
-def _salted(salt: str, sums: str) -> str:
-    return sha256(joined("perennial salted sums 1", salt, sums)).hexdigest()
+def _hash_salted(salt: str, sums: str) -> str:
+    return sha256(join_parts("perennial salted sums 1", salt, sums)).hexdigest()
 
 
-def allowed_by(signer: Signer, brought: Mapping[str, Sequence[str]]) -> bool:
+def is_allowed(signer: Signer, brought: Mapping[str, Sequence[str]]) -> bool:
     """Whether the verifier's keys have the site's signing key, or a node key that certifies it.
 
     brought: site -> keys, as read_keys() gives.

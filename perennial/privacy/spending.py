@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from perennial.privacy.accountants import ORDERS, renyi_at
+from perennial.privacy.accountants import ORDERS, compute_renyi
 from perennial.privacy.composition import (
-    common_unit,
     covers_add_remove,
+    find_common_unit,
     hides,
     needs_replacement,
     of_one_sample,
@@ -39,7 +39,7 @@ class Spent:
     def __add__(self, other: "Spent") -> "Spent":
         return Spent(self.renyi + other.renyi, self.epsilon + other.epsilon, self.delta + other.delta)
 
-    def times(self, count: int) -> "Spent":
+    def repeat(self, count: int) -> "Spent":
         """The cost of this many such releases."""
         return Spent(count * self.renyi, count * self.epsilon, count * self.delta)
 
@@ -62,7 +62,7 @@ class Measure:
         unit: None takes the largest unit that every release hides.
         """
         found = list(entries)
-        unit = unit or common_unit(found)
+        unit = unit or find_common_unit(found)
         added = all(covers_add_remove(entry, unit) for entry in found)
         return cls(order_of(epsilon, delta), unit, "add_remove" if added else "replace")
 
@@ -79,13 +79,15 @@ class Measure:
             return Spent(0.0, epsilon, group * entry.delta)
         assert entry.noise_multiplier is not None and entry.sample_rate is not None
         assert entry.steps is not None
-        return Spent(_gaussian(entry.noise_multiplier, entry.sample_rate, entry.steps, self.order, twice))
+        return Spent(
+            _compute_gaussian(entry.noise_multiplier, entry.sample_rate, entry.steps, self.order, twice)
+        )
 
     def of_all(self, counts: Mapping[Entry, int]) -> Spent:
         """The cost of these releases to one record; of disjoint parts only the dearest counts."""
         found = NOTHING
         for entry, count in of_one_sample(counts).items():
-            found += self.of_one(entry).times(count)
+            found += self.of_one(entry).repeat(count)
         return found
 
     def epsilon(self, spent: Spent, delta: float) -> float:
@@ -94,10 +96,10 @@ class Measure:
             return math.inf
         if spent.renyi == 0:
             return spent.epsilon
-        return spent.epsilon + max(0.0, spent.renyi + converted(self.order, delta - spent.delta))
+        return spent.epsilon + max(0.0, spent.renyi + convert_to_epsilon(self.order, delta - spent.delta))
 
 
-def converted(order: float, delta: float) -> float:
+def convert_to_epsilon(order: float, delta: float) -> float:
     """What a Renyi bound at this order adds to become an epsilon. Balle et al. 2020 (arXiv 1905.09982)."""
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
@@ -105,15 +107,15 @@ def converted(order: float, delta: float) -> float:
 @cache
 def order_of(epsilon: float, delta: float) -> float:
     """The Renyi order at which a budget of (epsilon, delta) allows the most Gaussian releases."""
-    return max(ORDERS, key=lambda order: (epsilon - converted(order, delta)) / order)
+    return max(ORDERS, key=lambda order: (epsilon - convert_to_epsilon(order, delta)) / order)
 
 
 @cache
-def _gaussian(noise: float, rate: float, steps: int, order: float, twice: bool) -> float:
+def _compute_gaussian(noise: float, rate: float, steps: int, order: float, twice: bool) -> float:
     if noise == 0:
         return math.inf
     if rate == 1:
         return steps * order / (2 * (noise / 2 if twice else noise) ** 2)
     if twice:
-        return 3 * renyi_at(2 * order, noise, rate, steps) if order >= 2 else math.inf
-    return renyi_at(order, noise, rate, steps)
+        return 3 * compute_renyi(2 * order, noise, rate, steps) if order >= 2 else math.inf
+    return compute_renyi(order, noise, rate, steps)

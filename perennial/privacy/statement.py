@@ -58,7 +58,7 @@ UNCOVERED = (
 """All that shows without a charge, with any protection; tests/privacy/test_twins.py holds it."""
 
 
-def uncovered_in_words() -> list[str]:
+def describe_uncovered() -> list[str]:
     """One sentence for each uncovered field, for people."""
     return [item.words for item in UNCOVERED]
 
@@ -201,18 +201,18 @@ def describe(
         unit=UNIT[kind],
         adversary=_ADVERSARY[kind],
         relation=_REPLACED[kind] + " in its row" * in_its_row if replaced else _RELATION[kind],
-        mechanism=_mechanism(privacy, kind, releases),
+        mechanism=_describe_mechanism(privacy, kind, releases),
         accountant=privacy.accountant,
         epsilon=math.inf if privacy.mode == "none" else cost.epsilon,
         delta=privacy.delta,
         bayesian_epsilon=bayesian_epsilon,
         bayesian_relation=BAYESIAN_NEIGHBOURS[privacy.mode],
-        not_covered=(*_NOT_COVERED[kind], *also_open, *uncovered_in_words(), *_NEVER_COVERED),
-        warnings=tuple(_warnings(privacy, releases, units)),
+        not_covered=(*_NOT_COVERED[kind], *also_open, *describe_uncovered(), *_NEVER_COVERED),
+        warnings=tuple(_list_warnings(privacy, releases, units)),
     )
 
 
-def _mechanism(privacy: PrivacyConfig, kind: Kind, releases: Sequence[Entry]) -> str:
+def _describe_mechanism(privacy: PrivacyConfig, kind: Kind, releases: Sequence[Entry]) -> str:
     if privacy.mode == "none":
         return _MECHANISM["none"]
     usual, what = ("statistics", "sums") if privacy.release == "sums" else ("update", "updates")
@@ -229,7 +229,7 @@ def _mechanism(privacy: PrivacyConfig, kind: Kind, releases: Sequence[Entry]) ->
     return f"{said}; beside {what}, with noise of their own: {', '.join(beside)}" if beside else said
 
 
-def _warnings(privacy: PrivacyConfig, releases: Sequence[Entry], units: int | None) -> list[str]:
+def _list_warnings(privacy: PrivacyConfig, releases: Sequence[Entry], units: int | None) -> list[str]:
     warnings = []
     if privacy.mode == "none":
         return warnings

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from perennial.foundation.errors import ProtocolError, nearest
-from perennial.protocol.tensors import Tensors, byte_count, filled, pack, unpack
+from perennial.foundation.errors import ProtocolError, suggest_nearest
+from perennial.protocol.tensors import Tensors, count_bytes, fill_record, pack, unpack
 
 _FIELDS = "fields"
 _MESSAGE = "message"
@@ -60,7 +60,7 @@ class _Field:
 
 
 @lru_cache(maxsize=64)
-def _layout(cls: type) -> dict[str, _Field]:
+def _build_layout(cls: type) -> dict[str, _Field]:
     hints = typing.get_type_hints(cls)
     layout = {}
     for field in dataclasses.fields(cls):
@@ -89,7 +89,7 @@ def _check(cls: type, field: _Field, value: Any) -> Any:
     def fail(allowed: str) -> ProtocolError:
         return ProtocolError(f"{cls.__name__}: field {field.name!r}: found {value!r:.80}, allowed {allowed}")
 
-    def one(item: Any, kind: type) -> Any:
+    def check_item(item: Any, kind: type) -> Any:
         if kind is float and type(item) is int:
             item = float(item)
         if type(item) is not kind:
@@ -103,8 +103,8 @@ def _check(cls: type, field: _Field, value: Any) -> Any:
     if field.kind is list:
         if not isinstance(value, list | tuple):
             raise fail(f"a list of {field.item and field.item.__name__}")
-        return [one(item, field.item or str) for item in value]
-    return one(value, field.kind)
+        return [check_item(item, field.item or str) for item in value]
+    return check_item(value, field.kind)
 
 
 class WireMessage:
@@ -122,8 +122,10 @@ class WireMessage:
     @property
     def tensor_bytes(self) -> int:
         """Bytes of the values of all the tensors in this message."""
-        fields = (getattr(self, name) for name, field in _layout(type(self)).items() if field.kind is Tensors)
-        return sum(byte_count(tensors) for tensors in fields if tensors)
+        fields = (
+            getattr(self, name) for name, field in _build_layout(type(self)).items() if field.kind is Tensors
+        )
+        return sum(count_bytes(tensors) for tensors in fields if tensors)
 
     @cached_property
     def record(self) -> RecordDict:
@@ -135,7 +137,7 @@ class WireMessage:
         cls = type(self)
         scalars: dict[str, Any] = {_MESSAGE: cls.__name__}
         record = RecordDict()
-        for field in _layout(cls).values():
+        for field in _build_layout(cls).values():
             value = getattr(self, field.name)
             if value is None:
                 if not field.optional:
@@ -144,13 +146,13 @@ class WireMessage:
                 record[field.name] = pack(value)
             else:
                 scalars[field.name] = _check(cls, field, value)
-        record[_FIELDS] = filled(ConfigRecord(), scalars)
+        record[_FIELDS] = fill_record(ConfigRecord(), scalars)
         return record
 
     @classmethod
     def from_record(cls, record: RecordDict) -> Self:
         """Read the message from a record. Raises ProtocolError naming the first faulty field."""
-        layout = _layout(cls)
+        layout = _build_layout(cls)
         found = read_kind(record)
         if found != cls.__name__:
             raise ProtocolError(f"expected a {cls.__name__}, found {found!r}")
@@ -159,7 +161,9 @@ class WireMessage:
         present = [n for n in scalars if n != _MESSAGE] + [n for n in record if n != _FIELDS]
         for name in present:
             if name not in layout:
-                raise ProtocolError(f"{cls.__name__}: unknown field {name!r:.80}{nearest(name, layout)}")
+                raise ProtocolError(
+                    f"{cls.__name__}: unknown field {name!r:.80}{suggest_nearest(name, layout)}"
+                )
         values: dict[str, Any] = {}
         for name, field in layout.items():
             if field.kind is Tensors:
@@ -184,21 +188,21 @@ def read_kind(record: RecordDict) -> str:
 def record_bytes(record: RecordDict) -> int:
     """Bytes of the tensors and characters of the texts in a record, and 8 for each number."""
 
-    def size(value: Any) -> int:
+    def measure_value(value: Any) -> int:
         if isinstance(value, str | bytes):
             return len(value)
-        return sum(map(size, value)) if isinstance(value, list | tuple) else 8
+        return sum(map(measure_value, value)) if isinstance(value, list | tuple) else 8
 
     total = 0
     for part in record.values():
         for name, value in part.items():
             tensor = getattr(value, "tensor", None)  # of a message that never left this process
             content = getattr(value, "data", value)
-            total += len(name) + (size(content) if tensor is None else tensor.nbytes)
+            total += len(name) + (measure_value(content) if tensor is None else tensor.nbytes)
     return total
 
 
-def arrays_of(record: RecordDict) -> ArrayRecord | None:
+def find_arrays(record: RecordDict) -> ArrayRecord | None:
     """The only ArrayRecord of a record, as Flower's own replies have; None for none or several."""
     arrays: Mapping[str, ArrayRecord] = record.array_records
     return next(iter(arrays.values())) if len(arrays) == 1 else None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from perennial.foundation.errors import ProtocolError, nearest
+from perennial.foundation.errors import ProtocolError, suggest_nearest
 
 if TYPE_CHECKING:
     from perennial.protocol.messages import TrainRequest
@@ -32,14 +32,14 @@ MEASUREMENTS = {
 }
 
 
-def asking(request: "TrainRequest", names: Sequence[str]) -> "TrainRequest":
+def add_measurements(request: "TrainRequest", names: Sequence[str]) -> "TrainRequest":
     """The request with settings that also ask for these measurements."""
     content = json.loads(request.settings)
     tell = list(dict.fromkeys([*content.get("tell", []), *names]))
     return replace(request, settings=json.dumps(content | {"tell": tell}, sort_keys=True))
 
 
-def asked(settings: str) -> tuple[str, ...]:
+def parse_measurements(settings: str) -> tuple[str, ...]:
     """Names of the measurements that a request's settings (JSON) ask for under "tell".
 
     Raises ProtocolError naming an unknown measurement, or settings of another form.
@@ -51,7 +51,7 @@ def asked(settings: str) -> tuple[str, ...]:
     for name in names:
         if name not in MEASUREMENTS:
             raise ProtocolError(
-                f"settings: tell: found {name!r}{nearest(str(name), MEASUREMENTS)}; "
+                f"settings: tell: found {name!r}{suggest_nearest(str(name), MEASUREMENTS)}; "
                 f"allowed: {', '.join(MEASUREMENTS)}"
             )
     return tuple(names)

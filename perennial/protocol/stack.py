@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from perennial.foundation.errors import ProtocolError
 from perennial.protocol.messages import TrainReply
-from perennial.protocol.tensors import described, filled
+from perennial.protocol.tensors import build_array, fill_record
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,28 +39,28 @@ class Stack(RecordDict):
         found: list[float] = torch.linalg.vector_norm(torch.stack(parts, dim=1), dim=1).tolist()
         return found
 
-    def apart(self, place: int) -> Message:
+    def split_off(self, place: int) -> Message:
         """The reply at index `place` as a message of its own."""
         return Message(self.replies[place].to_record(), reply_to=self.requests[place])
 
 
-def answers(reply: Message) -> list[str]:
+def list_answered(reply: Message) -> list[str]:
     """Ids of the messages that this message replies to."""
-    if (stack := stack_of(reply)) is not None:
+    if (stack := find_stack(reply)) is not None:
         return [request.metadata.message_id for request in stack.requests]
     return [reply.metadata.reply_to_message_id]
 
 
-def stack_of(reply: Message) -> Stack | None:
+def find_stack(reply: Message) -> Stack | None:
     """The Stack in a message that holds several simulated sites' replies; None for one site's reply."""
     content = reply.content if reply.has_content() else None
     return content if isinstance(content, Stack) else None
 
 
-def one_by_one(reply: Message) -> list[Message]:
+def split_replies(reply: Message) -> list[Message]:
     """The replies in a message as one message for each site."""
-    stack = stack_of(reply)
-    return [reply] if stack is None else [stack.apart(place) for place in range(len(stack.replies))]
+    stack = find_stack(reply)
+    return [reply] if stack is None else [stack.split_off(place) for place in range(len(stack.replies))]
 
 
 # Flower carries every record, every array and every chunk of an array as an object of its own, which the
@@ -77,7 +77,7 @@ _ORDER = "/"
 """Key of the records' names; NAME/ is that of the tensors' names of an ArrayRecord, NAME/KEY an entry."""
 
 
-def parcelled(record: RecordDict) -> RecordDict:
+def pack_parcel(record: RecordDict) -> RecordDict:
     """The record as a parcel; unchanged if it is one, is too large, or holds what a parcel cannot."""
     if is_parcel(record):
         return record
@@ -95,46 +95,46 @@ def parcelled(record: RecordDict) -> RecordDict:
                 return record
         else:
             entries |= {f"{name}/{key}": value for key, value in part.items()}
-    return RecordDict({PARCEL: filled(ConfigRecord(), entries)})
+    return RecordDict({PARCEL: fill_record(ConfigRecord(), entries)})
 
 
 def is_parcel(record: RecordDict) -> bool:
     return PARCEL in record
 
 
-def opened(record: RecordDict) -> RecordDict:
+def open_parcel(record: RecordDict) -> RecordDict:
     """The record in a parcel. Raises ProtocolError when it is no parcel that parcelled() could have made."""
     parcel = record.get(PARCEL)
     if len(record) != 1 or not isinstance(parcel, ConfigRecord):
         raise ProtocolError(f"parcel: found {len(record)} records, allowed one ConfigRecord {PARCEL!r}")
     entries = dict(cast(Mapping[str, Any], parcel).items())
-    names = _names(entries, _ORDER)
+    names = _take_names(entries, _ORDER)
     found = RecordDict()
     for name in names:
         if name in found or not name or "/" in name:
             raise ProtocolError(f"parcel: found a record of the name {name!r:.80}")
-        found[name] = _arrays(entries, name) if f"{name}/" in entries else ConfigRecord()
+        found[name] = _take_arrays(entries, name) if f"{name}/" in entries else ConfigRecord()
     for path, value in entries.items():
         name, _, key = path.partition("/")
         part = found.get(name)
         if not isinstance(part, ConfigRecord) or not key:
             raise ProtocolError(f"parcel: found the entry {path!r:.80}, which belongs to no record")
-        filled(part, {key: value})
+        fill_record(part, {key: value})
     return found
 
 
-def _arrays(entries: dict[str, Any], name: str) -> ArrayRecord:
+def _take_arrays(entries: dict[str, Any], name: str) -> ArrayRecord:
     """The ArrayRecord of this name, taken out of the entries."""
     arrays: dict[str, Array] = {}
-    for key in _names(entries, f"{name}/"):
+    for key in _take_names(entries, f"{name}/"):
         data = entries.pop(f"{name}/{key}", None)
         if not key or not isinstance(data, bytes):
             raise ProtocolError(f"parcel: tensor {key!r:.80} of {name!r:.80} is missing, or no bytes")
-        arrays[key] = described(data, f"parcel: tensor {key!r:.80}")
-    return filled(ArrayRecord(), arrays)
+        arrays[key] = build_array(data, f"parcel: tensor {key!r:.80}")
+    return fill_record(ArrayRecord(), arrays)
 
 
-def _names(entries: dict[str, Any], key: str) -> list[str]:
+def _take_names(entries: dict[str, Any], key: str) -> list[str]:
     found = entries.pop(key, None)
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise ProtocolError(f"parcel: {key!r:.80} is no list of names")

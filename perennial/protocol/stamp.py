@@ -56,7 +56,7 @@ class Stamp(WireMessage):
     num_classes: int = bounded(1, MAX_CLASSES)
     """Classes known in this task: rows of the classifier."""
 
-    def mismatch(self, other: "Stamp") -> str:
+    def find_mismatch(self, other: "Stamp") -> str:
         """The first field in which another stamp differs, with both values; '' if none does."""
         theirs = other.stamp_fields
         for name, value in self.stamp_fields.items():
@@ -111,6 +111,6 @@ def require_same_round(expected: Stamp, found: Stamp) -> None:
 
     Raises ProtocolError naming the first field that differs.
     """
-    difference = expected.mismatch(found)
+    difference = expected.find_mismatch(found)
     if difference:
         raise ProtocolError(f"{type(found).__name__}: stale or foreign message: {difference}")

@@ -45,7 +45,7 @@ class Tensors(dict[str, "Tensor"]):
         Infinite or NaN when a value is, or when it overflows float32. `unpack` has computed it already while
         it looked for such values.
         """
-        return float(_norm_of(list(_norms(self).values())))
+        return float(_combine_norms(list(_compute_norms(self).values())))
 
 
 class TensorArray(Array):
@@ -72,7 +72,7 @@ class TensorArray(Array):
     @cached_property
     def data(self) -> bytes:  # pyright: ignore[reportIncompatibleVariableOverride]
         values = self.tensor.detach().cpu().contiguous().numpy()
-        return _npy_header(values.dtype.str, values.shape) + values.tobytes()
+        return _build_npy_header(values.dtype.str, values.shape) + values.tobytes()
 
     def numpy(self) -> Any:
         return self.tensor.detach().cpu().numpy()
@@ -87,7 +87,7 @@ TensorArray.__qualname__ = Array.__qualname__
 
 
 @lru_cache(maxsize=4096)
-def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+def _build_npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     header = BytesIO()
     npy.write_array_header_1_0(header, {"descr": dtype, "fortran_order": False, "shape": shape})
     return header.getvalue()
@@ -102,7 +102,7 @@ def _parse_npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Li
     return np.dtype(found[1].decode()), shape, "F" if found[2] == b"True" else "C"
 
 
-def described(data: bytes, where: str) -> Array:
+def build_array(data: bytes, where: str) -> Array:
     """A Flower Array of .npy bytes, with the type and shape that they state.
 
     where: named in errors. Raises ProtocolError when data are no .npy bytes that may be read.
@@ -125,7 +125,7 @@ def _decode(data: bytes) -> np.ndarray[Any, Any]:
     return np.frombuffer(data, dtype=dtype, offset=start).reshape(shape, order=order)
 
 
-def filled(record: Record, entries: Mapping[str, Any]) -> Record:
+def fill_record(record: Record, entries: Mapping[str, Any]) -> Record:
     """Put entries of known, right names and types into a new record, and return it.
 
     Flower checks each entry that is set, which costs a message of this project more than its making.
@@ -136,7 +136,7 @@ def filled(record: Record, entries: Mapping[str, Any]) -> Record:
 
 def pack(tensors: Mapping[str, "Tensor"]) -> ArrayRecord:
     """An ArrayRecord that shares the tensors' memory."""
-    return filled(ArrayRecord(), {name: TensorArray(tensor) for name, tensor in tensors.items()})
+    return fill_record(ArrayRecord(), {name: TensorArray(tensor) for name, tensor in tensors.items()})
 
 
 def unpack(record: ArrayRecord, where: str) -> Tensors:
@@ -188,9 +188,9 @@ def _require_finite(tensors: Mapping[str, "Tensor"], where: str) -> float:
     Raises ProtocolError naming the first tensor that holds NaN or an infinity. Its norm is not finite then,
     so one pass over the values gives both answers.
     """
-    norms = _norms(tensors)
+    norms = _compute_norms(tensors)
     # all tensors wait for one answer of the device
-    norm = float(_norm_of(list(norms.values())))
+    norm = float(_combine_norms(list(norms.values())))
     if not math.isfinite(norm):
         for name, part in norms.items():
             if not math.isfinite(float(part)):
@@ -199,7 +199,7 @@ def _require_finite(tensors: Mapping[str, "Tensor"], where: str) -> float:
     return norm
 
 
-def _norms(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
+def _compute_norms(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
     """name -> L2 norm of each floating-point tensor, at least in float32."""
     import torch
 
@@ -212,7 +212,7 @@ def _norms(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
     }
 
 
-def _norm_of(norms: "list[Tensor]") -> "Tensor":
+def _combine_norms(norms: "list[Tensor]") -> "Tensor":
     import torch
 
     return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
@@ -226,12 +226,12 @@ def silence_read_only_warning() -> None:
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
-def byte_count(tensors: Mapping[str, "Tensor"]) -> int:
+def count_bytes(tensors: Mapping[str, "Tensor"]) -> int:
     """Bytes of the tensors' values, without the headers (at most 128 bytes a tensor)."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def content_sha256(tensors: Mapping[str, "Tensor"]) -> str:
+def hash_tensors(tensors: Mapping[str, "Tensor"]) -> str:
     """SHA-256 (hex) of the tensors' bytes in the order of their names."""
     digest = hashlib.sha256()
     for name in sorted(tensors):

@@ -12,8 +12,8 @@ import perennial
 from perennial.config.experiment import Experiment
 from perennial.config.run import CohortPlan, RunSettings
 from perennial.foundation import plugins
-from perennial.foundation.files import DiskWrites, sole_owner
-from perennial.foundation.heartbeat import beating
+from perennial.foundation.files import DiskWrites, hold_folder
+from perennial.foundation.heartbeat import keep_beating
 from perennial.foundation.names import NODES
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device, use_products_of
@@ -25,7 +25,7 @@ from perennial.server.evaluation import CentralEvaluation
 from perennial.server.journal import Journal
 from perennial.server.live_status import ParcelGrid
 from perennial.server.position import Position
-from perennial.server.preflight import preflight
+from perennial.server.preflight import run_preflight
 from perennial.server.run_folder import open_run_folder
 from perennial.server.summary import write_results
 
@@ -47,7 +47,7 @@ def run_to_the_end(
     device = choose_device(settings.device if engine == "in-process" else "cpu")
     prepare_gpu(settings.gpu, device)
     use_products_of(experiment.learner)
-    checked = preflight(experiment, device)
+    checked = run_preflight(experiment, device)
     facts, model, strategy = checked.facts, checked.model, checked.strategy
     folder = open_run_folder(
         path, experiment, facts.registry, facts.inputs, bool(settings.resume), cohort.size
@@ -77,7 +77,7 @@ def run_to_the_end(
             data.mean.to(device),
             data.std.to(device),
             channels_last=experiment.learner.channels_last,
-            patients=data.keyed.numbered(data.test) if data.patients else None,
+            patients=data.keyed.number_groups(data.test) if data.patients else None,
         )
     registered = path.parents[2] / NODES if engine == "grpc" else None
     if registered is not None and not registered.exists():
@@ -159,9 +159,9 @@ def serve(
     from perennial.server.app import run_to_the_end
 
     settings = RunSettings.from_run_config(context.run_config)
-    with plugins.using(plugins.listed(settings.plugins)):
+    with plugins.use_also(plugins.parse_names(settings.plugins)):
         experiment = settings.load()
         torch.set_num_threads(settings.threads)
         folder = settings.folder(experiment)
-        with sole_owner(folder, f"server of {experiment.name}"), beating(folder / ALIVE):
+        with hold_folder(folder, f"server of {experiment.name}"), keep_beating(folder / ALIVE):
             return run_to_the_end(grid, experiment, settings, folder, engine, listener, cohort)

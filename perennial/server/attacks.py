@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.config.experiment import Experiment
-from perennial.config.simulation import simulated_federation
+from perennial.config.simulation import load_simulated_federation
 from perennial.data.federation import SimulatedFederation
 from perennial.foundation.errors import DataError, StateError
 from perennial.foundation.files import make_folder, replace_file
@@ -26,9 +26,9 @@ from perennial.models.saved import SavedModel, load_saved
 from perennial.privacy.attacks import (
     AttackStrength,
     invert_gradient,
-    likelihood_ratio,
-    loss_threshold,
-    structural_similarity,
+    measure_similarity,
+    run_likelihood_ratio,
+    run_loss_threshold,
 )
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import Noise
@@ -57,10 +57,10 @@ def attack_run(folder: Path, victims: int = VICTIMS, steps: int = STEPS) -> list
     experiment = Experiment.model_validate(saved.settings)
     if experiment.data.only_at_sites:
         raise DataError("data.path: missing; the attacks need the training samples, which stay at the sites")
-    federation = simulated_federation(experiment)
-    entries = [*membership(saved, federation)]
+    federation = load_simulated_federation(experiment)
+    entries = [*infer_membership(saved, federation)]
     if len(saved.inputs.shape) == 3:
-        entries.append(inversion(saved, experiment, federation, folder, victims, steps))
+        entries.append(reconstruct_images(saved, experiment, federation, folder, victims, steps))
     path = folder / "summary.json"
     try:
         summary = json.loads(path.read_text())
@@ -71,7 +71,7 @@ def attack_run(folder: Path, victims: int = VICTIMS, steps: int = STEPS) -> list
     return entries
 
 
-def membership(saved: SavedModel, federation: SimulatedFederation) -> list[dict[str, Any]]:
+def infer_membership(saved: SavedModel, federation: SimulatedFederation) -> list[dict[str, Any]]:
     """Test whether the model tells training samples from others; returns the report's entries.
 
     Members: all sites' training samples. Others: half of the central test set; the likelihood ratio compares
@@ -82,20 +82,23 @@ def membership(saved: SavedModel, federation: SimulatedFederation) -> list[dict[
     frame = federation.test
     members = torch.cat([site.train for site in federation.sites.values()])
     others, reference = frame.test[0::2], frame.test[1::2]
-    scored = [(_logits(saved, frame.x[rows]), frame.y[rows]) for rows in (members, others, reference)]
+    scored = [(_compute_logits(saved, frame.x[rows]), frame.y[rows]) for rows in (members, others, reference)]
     inside, outside, held = scored
     losses = [F.cross_entropy(logits, labels, reduction="none") for logits, labels in (inside, outside)]
     sizes = {"members": len(members), "non_members": len(others)}
     return [
-        {"name": "Membership, loss threshold", "figures": _figures(loss_threshold(*losses)) | sizes},
+        {
+            "name": "Membership, loss threshold",
+            "figures": _collect_figures(run_loss_threshold(*losses)) | sizes,
+        },
         {
             "name": "Membership, likelihood ratio",
-            "figures": _figures(likelihood_ratio(inside, outside, held)) | sizes,
+            "figures": _collect_figures(run_likelihood_ratio(inside, outside, held)) | sizes,
         },
     ]
 
 
-def inversion(
+def reconstruct_images(
     saved: SavedModel,
     experiment: Experiment,
     federation: SimulatedFederation,
@@ -111,21 +114,21 @@ def inversion(
     if not privacy.enabled or not privacy.noise_multiplier:
         privacy = REFERENCE
     frame = next(iter(federation.sites.values()))
-    chosen = victims_of(federation, victims, experiment.seed)
-    images, labels = pixels_of(frame.x[chosen]), frame.y[chosen]
+    chosen = draw_victims(federation, victims, experiment.seed)
+    images, labels = scale_pixels(frame.x[chosen]), frame.y[chosen]
     rebuilt: dict[str, list[Tensor]] = {"in the clear": [], "protected": []}
     for number, (image, label) in enumerate(zip(images.split(1), labels.split(1), strict=True)):
-        gradient = gradient_of(model, image, label)
+        gradient = compute_gradient(model, image, label)
         for kind, found in rebuilt.items():
             if kind == "protected":
-                gradient = protected(gradient, privacy)
+                gradient = protect_gradient(gradient, privacy)
             generator = torch.Generator().manual_seed(
                 torch_seed(stream(experiment.seed, "attack-start", number))
             )
             shape = (images.shape[1], images.shape[2], images.shape[3])
             found.append(invert_gradient(model, gradient, shape, generator, head=HEAD, steps=steps).images)
     together = {kind: torch.cat(found) for kind, found in rebuilt.items()}
-    likeness = {kind: structural_similarity(images, found).mean() for kind, found in together.items()}
+    likeness = {kind: measure_similarity(images, found).mean() for kind, found in together.items()}
     figures = {
         f"mean_structural_similarity_{kind.replace(' ', '_')}": mean.item() for kind, mean in likeness.items()
     }
@@ -143,14 +146,14 @@ def inversion(
     }
 
 
-def gradient_of(model: torch.nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def compute_gradient(model: torch.nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Gradient of the cross entropy in the trained tensors, by name: one SGD step's update, unscaled."""
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     loss = F.cross_entropy(model(images), labels)
     return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
 
 
-def protected(gradient: dict[str, Tensor], privacy: PrivacyConfig) -> dict[str, Tensor]:
+def protect_gradient(gradient: dict[str, Tensor], privacy: PrivacyConfig) -> dict[str, Tensor]:
     """The gradient, clipped and noised as a site's update is."""
     assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
     vector = torch.cat([part.reshape(-1) for part in gradient.values()])
@@ -160,22 +163,22 @@ def protected(gradient: dict[str, Tensor], privacy: PrivacyConfig) -> dict[str, 
 
 
 @torch.no_grad()
-def _logits(saved: SavedModel, stored: Tensor) -> Tensor:
+def _compute_logits(saved: SavedModel, stored: Tensor) -> Tensor:
     return torch.cat(
         [saved.model(to_float(part, saved.inputs.mean, saved.inputs.std)) for part in stored.split(BATCH)]
     )
 
 
-def _figures(found: AttackStrength) -> dict[str, float]:
+def _collect_figures(found: AttackStrength) -> dict[str, float]:
     return {"auc": found.auc, "tpr_at_1_percent_fpr": found.tpr_at_1_percent_fpr}
 
 
-def pixels_of(stored: Tensor) -> Tensor:
+def scale_pixels(stored: Tensor) -> Tensor:
     """(N, C, H, W) images in [0, 1]. stored: uint8, or float32."""
     return stored.float() / 255 if stored.dtype == torch.uint8 else stored.clamp(0, 1)
 
 
-def victims_of(federation: SimulatedFederation, count: int, seed: int) -> Tensor:
+def draw_victims(federation: SimulatedFederation, count: int, seed: int) -> Tensor:
     """Rows of `count` training samples of any site, drawn at random; fewer if there are fewer."""
     rows = torch.cat([site.train for site in federation.sites.values()])
     order = stream(seed, "attack-victims").permutation(len(rows))[:count]
@@ -185,11 +188,11 @@ def victims_of(federation: SimulatedFederation, count: int, seed: int) -> Tensor
 def write_picture(folder: Path, name: str, rows: list[Tensor]) -> str:
     """Put picture(rows) into the run folder; returns its path there."""
     make_folder(folder / "attacks")
-    replace_file(folder / "attacks" / name, picture(rows))
+    replace_file(folder / "attacks" / name, render_picture(rows))
     return f"attacks/{name}"
 
 
-def picture(rows: list[Tensor]) -> bytes:
+def render_picture(rows: list[Tensor]) -> bytes:
     """PNG of rows of images, each (N, C, H, W) in [0, 1], enlarged without smoothing, with white lines."""
     from PIL import Image
 

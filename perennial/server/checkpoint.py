@@ -20,11 +20,11 @@ from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from perennial.foundation.errors import StateError, shown
+from perennial.foundation.errors import StateError, clean_text
 from perennial.foundation.files import DiskWrites, replace_file
 from perennial.foundation.plain import Plain, PlainObject, read_object, require_plain
-from perennial.foundation.tensor_file import pieces
-from perennial.protocol.tensors import content_sha256
+from perennial.foundation.tensor_file import yield_pieces
+from perennial.protocol.tensors import hash_tensors
 from perennial.server.journal import Journal
 from perennial.server.run_states import Progress
 
@@ -81,11 +81,11 @@ class CheckpointWriter:
         self._progress.seconds += now - self._clock
         self._clock = now
         if self._writes is None:
-            self._progress.journal_position = self._journal.durable_position()
+            self._progress.journal_position = self._journal.flush_to_disk()
         else:
             # the checkpoint that becomes the second newest is on the disk before the newest is replaced
             self._writes.wait()
-            self._progress.journal_position = self._journal.position()
+            self._progress.journal_position = self._journal.measure_length()
         checkpoint = Checkpoint(self._progress, self._settings, *standing)
         save_checkpoint(self._folder, checkpoint, durable=self._writes is None)
         if self._writes is not None:
@@ -116,11 +116,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, durable: bool = Tru
         "progress": vars(checkpoint.progress),
         "experiment": checkpoint.experiment,
         "strategy": values,
-        "checksum": _checksum(tensors),
+        "checksum": _compute_checksum(tensors),
     }
     if (folder / LATEST).exists():
         _keep_latest(folder)
-    replace_file(folder / LATEST, pieces(tensors, {"facts": json.dumps(facts)}), durable=durable)
+    replace_file(folder / LATEST, yield_pieces(tensors, {"facts": json.dumps(facts)}), durable=durable)
 
 
 def load_checkpoint(folder: Path) -> tuple[Checkpoint, str]:
@@ -141,7 +141,7 @@ def load_checkpoint(folder: Path) -> tuple[Checkpoint, str]:
     raise StateError("no checkpoint to resume from: " + "; ".join(problems))
 
 
-def stored_cohort(folder: Path) -> int:
+def read_cohort(folder: Path) -> int:
     """Size of the cohorts that a run's checkpoint names; 1 if there is no sound checkpoint."""
     try:
         return load_checkpoint(folder)[0].progress.cohort
@@ -163,7 +163,7 @@ def set_damaged_aside(folder: Path) -> None:
     Left where it is, it would take the place of the sound file at the next checkpoint.
     """
     latest = folder / LATEST
-    with _failure_named(latest):
+    with _name_failure(latest):
         if latest.exists():
             os.replace(latest, folder / DAMAGED)
 
@@ -173,19 +173,19 @@ def save_previous(folder: Path, sha256: str, arrays: Mapping[str, Tensor], still
 
     still_named: the hash in the checkpoints written so far, to which a run may have to go back.
     """
-    path = _previous_path(folder, sha256)
+    path = _locate_previous(folder, sha256)
     if not path.exists():
-        replace_file(path, pieces(arrays))
+        replace_file(path, yield_pieces(arrays))
     # not by age: a clock that was set back makes the newest file the oldest
-    needed = {path, _previous_path(folder, still_named)}
-    with _failure_named(folder):
+    needed = {path, _locate_previous(folder, still_named)}
+    with _name_failure(folder):
         for old in set(folder.glob("previous-*.safetensors")) - needed:
             old.unlink(missing_ok=True)
 
 
 def load_previous(folder: Path, sha256: str) -> dict[str, Tensor]:
     """Load the model that save_previous stored. Raises StateError naming the file."""
-    return load_model(_previous_path(folder, sha256), sha256)
+    return load_model(_locate_previous(folder, sha256), sha256)
 
 
 def load_model(path: Path, sha256: str) -> dict[str, Tensor]:
@@ -195,12 +195,12 @@ def load_model(path: Path, sha256: str) -> dict[str, Tensor]:
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise StateError(f"{path}: missing or damaged ({error}); resume from a copy of the run") from error
-    if content_sha256(arrays) != sha256:
+    if hash_tensors(arrays) != sha256:
         raise StateError(f"{path}: damaged: its content is not what its name says")
     return arrays
 
 
-def _previous_path(folder: Path, sha256: str) -> Path:
+def _locate_previous(folder: Path, sha256: str) -> Path:
     return folder / f"previous-{sha256}.safetensors"
 
 
@@ -213,14 +213,14 @@ def _keep_latest(folder: Path) -> None:
         os.replace(link, before)
     except OSError:
         # a file system without hard links (exFAT, some SMB and FUSE mounts), or one that is full
-        with _failure_named(before):
+        with _name_failure(before):
             link.unlink(missing_ok=True)
             data = latest.read_bytes()
         replace_file(before, data)
 
 
 @contextmanager
-def _failure_named(path: Path) -> Iterator[None]:
+def _name_failure(path: Path) -> Iterator[None]:
     """Raises StateError naming path for an OSError inside."""
     try:
         yield
@@ -240,7 +240,7 @@ def _read(path: Path) -> Checkpoint:
             f"{path}: schema {facts.get('schema')}, written before Perennial 0.2.0 or by a later "
             f"version; this one reads {SCHEMA}: finish the run with the version that began it, or begin anew"
         )
-    if facts["checksum"] != _checksum(tensors):
+    if facts["checksum"] != _compute_checksum(tensors):
         raise StateError(f"{path}: damaged: the checksum of its tensors differs")
 
     def group(prefix: str) -> dict[str, Tensor]:
@@ -250,7 +250,7 @@ def _read(path: Path) -> Checkpoint:
         progress = _PROGRESS.validate_python(facts["progress"])
         experiment, strategy = require_plain(facts["experiment"]), require_plain(facts["strategy"])
     except (KeyError, ValueError) as error:
-        raise StateError(f"{path}: damaged: {shown(str(error), 500)}") from error
+        raise StateError(f"{path}: damaged: {clean_text(str(error), 500)}") from error
     return Checkpoint(
         progress,
         experiment,
@@ -259,7 +259,7 @@ def _read(path: Path) -> Checkpoint:
     )
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> int:
+def _compute_checksum(tensors: Mapping[str, Tensor]) -> int:
     checksum = 0
     for name in sorted(tensors):
         checksum = zlib.crc32(tensors[name].numpy().data, zlib.crc32(name.encode(), checksum))

@@ -16,14 +16,14 @@ from perennial.data.config import DataConfig
 from perennial.data.federation import build
 from perennial.data.schedule import Registry, build_registry
 from perennial.data.sources import load
-from perennial.data.table_columns import numeric_indices
+from perennial.data.table_columns import locate_numbers
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.server.checkpoint import BEFORE, CHECKPOINT, LATEST, load_checkpoint
 from perennial.server.run_states import State
 
 
-def registry_of(experiment: Experiment, earlier: Registry | None = None) -> Registry:
+def plan_registry(experiment: Experiment, earlier: Registry | None = None) -> Registry:
     """The registry of the experiment's classes and tasks, which continues that of an earlier run, if any.
 
     Reads the data, unless they are at the sites alone. Raises ConfigError if data.classes is missing then, or
@@ -69,17 +69,17 @@ class Learnt:
         )
 
 
-def grows_by_itself(experiment: Experiment) -> bool:
+def has_growing_data(experiment: Experiment) -> bool:
     """Whether the server reads data of a person's own, in which new classes may appear."""
     return experiment.data.kind.collected and not experiment.data.only_at_sites
 
 
-def classes_found(data: DataConfig) -> tuple[str, ...]:
+def find_classes(data: DataConfig) -> tuple[str, ...]:
     """Names of the classes that a folder, table or file holds now, whatever the experiment lists."""
     return load(data.model_copy(update={"classes": None}), seed=0).classes
 
 
-def continued(folder: Path, learnt: Learnt | None, new: Experiment) -> Experiment:
+def continue_experiment(folder: Path, learnt: Learnt | None, new: Experiment) -> Experiment:
     """The new experiment with its class order and schedule written out, those that the run has learnt first.
 
     folder: of the run. learnt: its record. If the new experiment names neither classes nor tasks, the
@@ -99,23 +99,23 @@ def continued(folder: Path, learnt: Learnt | None, new: Experiment) -> Experimen
         _require_planned(folder, new, learnt)
         return new
     known = learnt.registry.classes
-    if grows_by_itself(new) and new.data.classes == old.data.classes:
+    if has_growing_data(new) and new.data.classes == old.data.classes:
         forget_simulated()
-        found = classes_found(new.data)
+        found = find_classes(new.data)
         names = (*known, *(name for name in found if name not in known))
         _require_exemplars(new, [name for name in known if name not in found])
     elif new.data.only_at_sites or new.data.classes is not None:
         names = new.data.classes or known
     elif said:
-        names = classes_found(new.data)
+        names = find_classes(new.data)
     else:
         return new
     if len(names) == len(known) and not said:
-        return _read_as_before(new, learnt) if grows_by_itself(new) else new
-    tasks = new.tasks if new.tasks != old.tasks else _one_more(learnt.registry, names)
+        return _read_as_before(new, learnt) if has_growing_data(new) else new
+    tasks = new.tasks if new.tasks != old.tasks else _append_task(learnt.registry, names)
     registry = build_registry(names, tasks, new.seed, learnt.registry)
     new = new.model_copy(update={"data": new.data.model_copy(update={"classes": tuple(names)})})
-    return _written_out(new, registry, learnt.inputs, learnt=learnt.registry.schedule.count)
+    return _write_out(new, registry, learnt.inputs, learnt=learnt.registry.schedule.count)
 
 
 def _read_as_before(new: Experiment, learnt: Learnt) -> Experiment:
@@ -123,10 +123,10 @@ def _read_as_before(new: Experiment, learnt: Learnt) -> Experiment:
 
     A mean or a category of the new records would change what the model sees.
     """
-    from perennial.config.simulation import simulated_federation
+    from perennial.config.simulation import load_simulated_federation
 
     pinned = _as_read(new.data, learnt.inputs)
-    federation = simulated_federation(new)
+    federation = load_simulated_federation(new)
     now = federation.mean.tolist(), federation.std.tolist()
     same = now == (learnt.inputs["mean"], learnt.inputs["std"])
     forget_simulated()
@@ -139,17 +139,17 @@ def _read_as_before(new: Experiment, learnt: Learnt) -> Experiment:
 
 def _require_planned(folder: Path, new: Experiment, learnt: Learnt) -> None:
     """Raises StateError where data hold classes that are not in the plan of a run that is not finished."""
-    if not grows_by_itself(new):
+    if not has_growing_data(new):
         return
     forget_simulated()
-    if more := [name for name in classes_found(new.data) if name not in learnt.registry.classes]:
+    if more := [name for name in find_classes(new.data) if name not in learnt.registry.classes]:
         raise StateError(
             f"{folder}: {', '.join(more)} came to the data, and this run has not finished the tasks that it "
             "began with; take them out until it is finished, then resume it once more with them"
         )
 
 
-def _written_out(new: Experiment, registry: Registry, inputs: dict[str, Any], learnt: int) -> Experiment:
+def _write_out(new: Experiment, registry: Registry, inputs: dict[str, Any], learnt: int) -> Experiment:
     """The experiment with its classes, tasks and the way in which data are read said outright."""
     content = new.model_dump(mode="json")
     content["tasks"] = registry.as_tasks().model_dump(mode="json") | {"learnt": learnt}
@@ -167,11 +167,11 @@ def _require_exemplars(experiment: Experiment, absent: list[str]) -> None:
         )
 
 
-def _one_more(learnt: Registry, names: tuple[str, ...]) -> TasksConfig:
+def _append_task(learnt: Registry, names: tuple[str, ...]) -> TasksConfig:
     """The tasks that were learnt, and one for all new classes with as many rounds as the last of them."""
     schedule, known = learnt.schedule, set(learnt.classes)
     fresh = [name for name in names if name not in known]
-    sizes = [len(schedule.classes_of(task)) for task in range(1, schedule.count + 1)]
+    sizes = [len(schedule.list_classes(task)) for task in range(1, schedule.count + 1)]
     if not fresh:
         return learnt.as_tasks()
     return TasksConfig(
@@ -189,7 +189,7 @@ def _as_read(data: DataConfig, inputs: dict[str, Any]) -> dict[str, Any]:
     if inputs.get("columns") is None:
         return {"normalise": {"mean": mean, "std": std}} if data.source != "csv" else {}
     columns = {name: kind for name, kind in inputs["columns"]}
-    places = numeric_indices(columns)
+    places = locate_numbers(columns)
     normalise = {
         key: {name: values[place] for name, place in places.items()}
         for key, values in (("mean", mean), ("std", std))

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from perennial.foundation.errors import StateError, shown
+from perennial.foundation.errors import StateError, clean_text
 from perennial.foundation.files import make_folder, replace_file
 
 CONTROL = ".control"
@@ -36,7 +36,7 @@ def request_path(run: Path) -> Path:
     return run.parent / CONTROL / f"{run.name}.json"
 
 
-def pages_beat(runs: Path) -> Path:
+def locate_heartbeat(runs: Path) -> Path:
     """Path of the heartbeat of the operator's pages for a folder of runs."""
     return runs / CONTROL / "pages.alive"
 
@@ -46,7 +46,7 @@ def split_key_path(run: Path) -> Path:
     return run.parent / CONTROL / f"{run.name}.split-key"
 
 
-def pinned_split_key(run: Path) -> str:
+def read_split_key(run: Path) -> str:
     """The key that the operator pinned, or '' for one that is drawn. Raises StateError for any other text."""
     path = split_key_path(run)
     if not path.exists():
@@ -56,7 +56,7 @@ def pinned_split_key(run: Path) -> str:
 
     key = path.read_text(encoding="utf-8").strip()
     if not re.fullmatch(f"[0-9a-f]{{{SPLIT_KEY}}}", key):
-        raise StateError(f"{path}: found {shown(repr(key), 80)}, allowed {SPLIT_KEY} hexadecimal digits")
+        raise StateError(f"{path}: found {clean_text(repr(key), 80)}, allowed {SPLIT_KEY} hexadecimal digits")
     return key
 
 
@@ -102,7 +102,7 @@ class RunControl:
         if read_request(run) == "stop":
             clear_request(run)
 
-    def between_rounds(self, meanwhile: Callable[[], None]) -> None:
+    def wait_while_paused(self, meanwhile: Callable[[], None]) -> None:
         """Wait while a pause is asked for. meanwhile: called every POLL_SECONDS of it. Raises RunStopped."""
         self.while_waiting(at_once=True)
         if read_request(self._run) != "pause":
@@ -144,7 +144,7 @@ def pause_in_words(event: dict[str, Any]) -> str:
             no_part = f"; connected, and takes no part: {barred}" if barred else ""
             return f"waiting for {event['need']} sites; connected: {there}{named}{no_part}"
         case "waiting_for":
-            return f"waiting for {waiting_in_words(event['sites'])}"
+            return f"waiting for {describe_waiting(event['sites'])}"
         case "paused":
             named = f"; not connected: {missing}" if missing else ""
             return f"paused: {event['reason']}{named}"
@@ -154,7 +154,7 @@ def pause_in_words(event: dict[str, Any]) -> str:
     return "stopped by the operator; the run can be resumed"
 
 
-def waiting_in_words(sites: Mapping[str, int], shown: int = 5) -> str:
+def describe_waiting(sites: Mapping[str, int], shown: int = 5) -> str:
     """'linz (4 min), graz (2 min)': sites (site -> seconds) that a run waits for, the `shown` longest."""
     longest = sorted(sites.items(), key=lambda item: -item[1])
     words = [

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flwr.serverapp import Grid
 
 from perennial.config import charges
-from perennial.config.evaluation import asks_for_tables, fits
+from perennial.config.evaluation import asks_for_tables, fits_temperature
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ProtocolError
 from perennial.learning.evaluation_tables import MOST_CLASSES
-from perennial.models.class_means import never_predicted
+from perennial.models.class_means import list_never_predicted
 from perennial.protocol.messages import EvaluateRequest, FinishTaskReply, FinishTaskRequest
-from perennial.protocol.tensors import content_sha256
+from perennial.protocol.tensors import hash_tensors
 from perennial.server.checkpoint import CheckpointWriter, Standing
 from perennial.server.control import RunControl
 from perennial.server.evaluation import CentralEvaluation
 from perennial.server.faults import of_learning
 from perennial.server.journal import Journal
 from perennial.server.live_status import LiveStatusFile, ObservedGrid
-from perennial.server.measures.calibration import chosen_temperature
-from perennial.server.metrics import overall_accuracy
+from perennial.server.measures.calibration import fit_temperature
+from perennial.server.metrics import compute_overall_accuracy
 from perennial.server.position import Position
 from perennial.server.releases import Releases
 from perennial.server.roster import Attendance, Roster
@@ -37,7 +37,7 @@ from perennial.server.run_folder import RunFolder
 from perennial.server.run_measures import write_task_measures
 from perennial.server.run_states import State
 from perennial.server.site_counts import SiteCounts, ask_for_counts
-from perennial.server.stopped import what_to_try
+from perennial.server.stopped import suggest_settings
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import RoundOutcome, RunContext
 from perennial.strategies.round.exchange import Exchange, ask
@@ -99,7 +99,7 @@ class TaskEnd:
             if reply.model != sha256:
                 raise ProtocolError(f"FinishTaskReply: model: found {reply.model:.12}, expected {sha256:.12}")
 
-        requests = self._requests(FinishTaskRequest)
+        requests = self._build_requests(FinishTaskRequest)
         return list(
             ask(self._grid, self._exchange, requests, FinishTaskReply, self._deadline, self._note, check)
         )
@@ -113,10 +113,12 @@ class TaskEnd:
         if not experiment.evaluation.federated:
             return SiteCounts({})
         tables = asks_for_tables(experiment) and num_classes <= MOST_CLASSES
-        fitted = self._asked(tables=True, validation=True) if tables and fits(experiment) else None
+        fitted = (
+            self._asked(tables=True, validation=True) if tables and fits_temperature(experiment) else None
+        )
         temperature = None
         if fitted is not None and fitted.tables.total is not None:
-            temperature = chosen_temperature(fitted.tables.total)
+            temperature = fit_temperature(fitted.tables.total)
         found = self._asked(tables=tables, temperature=temperature)
         if fitted is not None and fitted.tables.total is not None and found.tables.total is not None:
             samples = fitted.tables.total.validation
@@ -126,21 +128,21 @@ class TaskEnd:
     def _asked(self, **more: Any) -> SiteCounts:
         """The sites' answers to one request. more: its fields."""
         experiment = self._experiment
-        requests = self._requests(EvaluateRequest, **more)
+        requests = self._build_requests(EvaluateRequest, **more)
         if experiment.evaluation.noise_multiplier is not None and requests:
-            same = "" if self._sums is not None else _question(requests[0][2])
-            charge = [charges.evaluation(experiment, self._run).entry]
+            same = "" if self._sums is not None else _identify_question(requests[0][2])
+            charge = [charges.price_evaluation(experiment, self._run).entry]
             self._releases.asked(self._round, self._sites, charge, same=same)
         return ask_for_counts(experiment, self._grid, self._exchange, requests, self._sums, self._note)
 
-    def _requests(self, kind: type[Request], **more: Any) -> list[tuple[str, int, Request]]:
+    def _build_requests(self, kind: type[Request], **more: Any) -> list[tuple[str, int, Request]]:
         return [(site, node, kind(**self._fields(site), **more)) for site, node in self._sites.items()]
 
 
-def _question(request: EvaluateRequest) -> str:
+def _identify_question(request: EvaluateRequest) -> str:
     """What sites are asked to count, by its content."""
     how = request.validation, request.tables, request.temperature
-    return f"evaluation {how} {content_sha256(request.arrays)}"
+    return f"evaluation {how} {hash_tensors(request.arrays)}"
 
 
 class Curriculum:
@@ -184,11 +186,11 @@ class Curriculum:
 
             sums = MaskedSums(experiment, folder.checkpoint_folder)
             if folder.checkpoint is None:
-                progress.run = sums.store.token(progress.run)
+                progress.run = sums.store.keep_token(progress.run)
         self._task_end = TaskEnd(
             self._grid, experiment, self.releases, sums, lambda *drop: journal.note(f"site {': '.join(drop)}")
         )
-        strategy.attach(self._services(sums))
+        strategy.attach(self._build_context(sums))
         self.rounds.protect()
         if folder.checkpoint is not None and folder.checkpoint.strategy:
             strategy.load_state_dict(folder.checkpoint.strategy)
@@ -201,14 +203,14 @@ class Curriculum:
         """
         self._begin()
         sites = self.attendance.wait_for_all(expected_sites)
-        self.journal.write("sites", connected=list(sites), missing=self.attendance.missing(sites))
+        self.journal.write("sites", connected=list(sites), missing=self.attendance.list_missing(sites))
         progress = self.position.progress
         while progress.state in (State.BETWEEN, State.TRAINING):
             task = progress.task
             if progress.round_in_task == 0:
                 self._begin_task(task)
             while progress.round_in_task < self.position.rounds(task):
-                self._control.between_rounds(self._grid.poll)
+                self._control.wait_while_paused(self._grid.poll)
                 self._round(task)
             self._finish_task(task)
 
@@ -230,7 +232,7 @@ class Curriculum:
             progress.continued(registry)
             self._save(Standing(checkpoint.arrays, checkpoint.strategy))
 
-    def _services(self, sums: "MaskedSums | None") -> RunContext:
+    def _build_context(self, sums: "MaskedSums | None") -> RunContext:
         position, experiment = self.position, self.position.experiment
         run = RunContext(
             experiment=experiment,
@@ -238,7 +240,7 @@ class Curriculum:
             input_shape=position.model.input_shape,
             device=position.model.device,
             constants=position.model.constants,
-            load=position.model.holding,
+            load=position.model.load_arrays,
             measure=None,
             folder=self.folder.checkpoint_folder,
             releases=self.releases if experiment.privacy.enabled else None,
@@ -246,16 +248,16 @@ class Curriculum:
             sums=sums,
             signers=self.attendance.roster.signers,
         )
-        return self._evaluation.lent(run)
+        return self._evaluation.lend(run)
 
     # one task
 
     def _begin_task(self, task: int) -> None:
         position, sites = self.position, tuple(self.attendance.roster.connected())
         position.model.begin_task(task, position.previous.read())
-        classes = position.schedule.classes_of(task)
+        classes = position.schedule.list_classes(task)
         self.strategy.begin_task(TaskStart(task, classes.stop, classes, position.model.arrays, sites))
-        self.history.task_begun()
+        self.history.reset_loss()
         self.journal.write(
             "task_started",
             task=task,
@@ -270,14 +272,14 @@ class Curriculum:
         number = progress.round + 1
         outcome = self.rounds.run()
         position.apply_outcome(outcome)
-        by_plan = outcome.skipped and self.attendance.lacks_by_plan(number)
+        by_plan = outcome.skipped and self.attendance.is_short_by_plan(number)
         if by_plan:
             progress.passed_over()
         counts = progress.round == number
         accuracy = None
         measured = counts and position.experiment.evaluation.every == "round"
         if measured and (found := self._evaluation.counts()):
-            accuracy = overall_accuracy(*found, position.schedule.boundaries[: task + 1])
+            accuracy = compute_overall_accuracy(*found, position.schedule.boundaries[: task + 1])
         for warning in outcome.warnings:
             self.journal.note(f"round {number}: {warning}")
         self._record(task, number, outcome, accuracy, time.monotonic() - started)
@@ -291,23 +293,23 @@ class Curriculum:
     def _finish_task(self, task: int) -> None:
         """Freeze the model, let sites choose exemplars, measure, and checkpoint the next task."""
         position, progress, end = self.position, self.position.progress, self._task_end
-        arrays = position.model.frozen()
-        sha256 = content_sha256(arrays)
-        sites = self.attendance.available(progress.round)
-        end.begin(progress.run, progress.round, sites, position.asking)
+        arrays = position.model.collect_tensors()
+        sha256 = hash_tensors(arrays)
+        sites = self.attendance.gather_available(progress.round)
+        end.begin(progress.run, progress.round, sites, position.build_request_fields)
         holders = end.finish(sha256)
         reported = end.counts(position.num_classes)
         scored = self._evaluation.scored(reported.temperature)
         central = self._evaluation.counts() if scored is None else (scored.correct, scored.total)
         boundaries = position.schedule.boundaries[: task + 1]
-        facts = self.history.task_done(boundaries, central, reported, end.bytes)
-        unlearnt = never_predicted(arrays["head.bias"])
+        facts = self.history.record_task(boundaries, central, reported, end.bytes)
+        unlearnt = list_never_predicted(arrays["head.bias"])
         patients = self._evaluation.patients
         write_task_measures(self.folder.path, position, scored, patients, reported, unlearnt)
         position.task_learnt(sha256, arrays, holders, self.folder)
         self.journal.write("task_finished", task=task, **facts)
         if signs := facts.get("stopped"):
-            tries = partial(what_to_try, position.experiment)
+            tries = partial(suggest_settings, position.experiment)
             for fault in of_learning(self.folder.path.name, signs, tries, (), {}, None):
                 self.journal.note(f"{fault.said} {fault.turn}")
         self._save()

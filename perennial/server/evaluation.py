@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.foundation.cache import machine_features
+from perennial.foundation.cache import open_machine_features
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
-from perennial.learning.evaluation import head_counts
+from perennial.learning.evaluation import count_head_correct
 from perennial.learning.evaluation_tables import MOST_CLASSES
 from perennial.learning.scored import Scored, Scores, score
 from perennial.models.feature_maps.fixed import FixedFeatures
@@ -31,7 +31,7 @@ def evaluate_centrally(model: IncrementalModel, test: TrainingSet, num_classes: 
     test: samples of all classes, in any order. num_classes: seen so far.
     """
     seen = (test.y < num_classes).nonzero().flatten()
-    return head_counts(model, test, num_classes, machine_features(), seen)
+    return count_head_correct(model, test, num_classes, open_machine_features(), seen)
 
 
 class Judge:
@@ -90,7 +90,7 @@ class CentralEvaluation:
 
     def counts(self) -> Counts | None:
         """The model's right answers and samples by class, or None."""
-        return None if self._samples is None else self._counts(self._samples, self._model.arrays)
+        return None if self._samples is None else self._evaluate_arrays(self._samples, self._model.arrays)
 
     def scored(self, temperature: float | None) -> Scored | None:
         """Scores of the global model on the server's samples of all classes seen so far.
@@ -104,7 +104,9 @@ class CentralEvaluation:
             return None
         seen = (samples.y < classes).nonzero().flatten()
         with self._model.measuring():
-            return score(self._model.loaded(), samples, None, machine_features(), seen, temperature)
+            return score(
+                self._model.load_current(), samples, None, open_machine_features(), seen, temperature
+            )
 
     @property
     def patients(self) -> np.ndarray | None:
@@ -115,7 +117,7 @@ class CentralEvaluation:
             return None
         return samples.patients[samples.y.cpu() < position.num_classes].numpy()
 
-    def lent(self, run: RunContext) -> RunContext:
+    def lend(self, run: RunContext) -> RunContext:
         """The context that a strategy gets, with functions that evaluate models on the server's samples."""
         samples = self._samples
         if samples is None:
@@ -128,19 +130,19 @@ class CentralEvaluation:
             return self._latest
 
         def measure(arrays: Mapping[str, Tensor]) -> Counts:
-            return self._counts(samples, arrays)
+            return self._evaluate_arrays(samples, arrays)
 
-        def judged(arrays: Mapping[str, Tensor], most: int) -> Scores:
-            return judge(most)(self._model.holding(arrays))
+        def judge_arrays(arrays: Mapping[str, Tensor], most: int) -> Scores:
+            return judge(most)(self._model.load_arrays(arrays))
 
-        return replace(run, measure=measure, judge=judged)
+        return replace(run, measure=measure, judge=judge_arrays)
 
-    def _counts(self, samples: TrainingSet, arrays: Mapping[str, Tensor]) -> Counts:
+    def _evaluate_arrays(self, samples: TrainingSet, arrays: Mapping[str, Tensor]) -> Counts:
         with self._model.measuring():
-            return evaluate_centrally(self._model.holding(arrays), samples, self._position.num_classes)
+            return evaluate_centrally(self._model.load_arrays(arrays), samples, self._position.num_classes)
 
 
-def reported_counts(
+def withhold_counts(
     correct: Sequence[int], total: Sequence[int], withheld: Sequence[int] | None
 ) -> ReportedCounts:
     """(right answers, samples) by class as a site reports them; samples None for a withheld class."""
@@ -148,7 +150,7 @@ def reported_counts(
     return list(correct), [None if label in hidden else samples for label, samples in enumerate(total)]
 
 
-def pooled(counts: Iterable[ReportedCounts], num_classes: int) -> ReportedCounts:
+def pool_counts(counts: Iterable[ReportedCounts], num_classes: int) -> ReportedCounts:
     """Add up sites' counts; samples are None for a class that a site withholds and no other site reports."""
     correct, total = [0] * num_classes, [0] * num_classes
     hidden: set[int] = set()

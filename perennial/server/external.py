@@ -13,19 +13,19 @@ from perennial.config.yaml_file import apply_overrides, read_yaml, validate
 from perennial.data.config import DataConfig
 from perennial.data.csv_file import read_csv
 from perennial.data.folder import SUFFIXES
-from perennial.data.inputs import strange_columns
-from perennial.data.samples import Samples, fill_missing, joined, stored_as
+from perennial.data.inputs import describe_strange_columns
+from perennial.data.samples import Samples, fill_missing, find_stored_type, join_samples
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash, record_contents
-from perennial.data.table import table_file
+from perennial.data.table import read_table
 from perennial.foundation.errors import DataError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation_tables import MOST_CLASSES, as_probability
 from perennial.learning.scored import Scored, score_logits
 from perennial.models.saved import SavedModel
-from perennial.server.measures.assemble import assemble, judged_sets, patient_intervals
-from perennial.server.measures.headline import judged_point
+from perennial.server.measures.assemble import assemble, estimate_patient_intervals, judge_sets
+from perennial.server.measures.headline import judge_point
 from perennial.server.measures.record import (
     Measures,
     OperatingPoint,
@@ -33,9 +33,9 @@ from perennial.server.measures.record import (
     SetThreshold,
     write_measures,
 )
-from perennial.server.report.markup import element, join
-from perennial.server.report.page import page
-from perennial.server.report.recognition import recognition_parts, recognition_section
+from perennial.server.report.markup import build_element, join
+from perennial.server.report.page import build_page
+from perennial.server.report.recognition import build_recognition_parts, build_recognition_section
 
 OF_THE_RUN = (
     *("labels", "label_column", "patient", "arrays", "dataset"),
@@ -44,7 +44,7 @@ OF_THE_RUN = (
 """Keys that are taken over from the run's own data where they fit the source."""
 
 
-def outside_data(
+def build_data_config(
     saved: SavedModel, path: Path, overrides: Sequence[str], classes: Sequence[str] = ()
 ) -> DataConfig:
     """The data block with which labelled data are read as the model's own were.
@@ -53,15 +53,15 @@ def outside_data(
     overrides: KEY=VALUE of the block. classes: that the data may have; (): the model's.
     Raises ConfigError naming a faulty key, DataError for another path.
     """
-    content = read_yaml(path) if path.suffix in (".yaml", ".yml") else _inferred(saved, path)
+    content = read_yaml(path) if path.suffix in (".yaml", ".yml") else _infer_settings(saved, path)
     content["classes"] = list(classes or saved.classes)
     return validate(DataConfig, apply_overrides(content, list(overrides)), f"data block of {path}")
 
 
-def _inferred(saved: SavedModel, path: Path) -> dict[str, Any]:
+def _infer_settings(saved: SavedModel, path: Path) -> dict[str, Any]:
     settings, inputs = saved.settings["data"], saved.inputs
     of_images = len(inputs.shape) == 3
-    source = _source_of(path, of_images=of_images)
+    source = _infer_source(path, of_images=of_images)
     content: dict[str, Any] = {"source": source, "path": str(path.absolute())}
     if settings.get("source") == source:
         content |= {key: settings[key] for key in OF_THE_RUN if settings.get(key)}
@@ -75,7 +75,7 @@ def _inferred(saved: SavedModel, path: Path) -> dict[str, Any]:
     return content
 
 
-def _source_of(path: Path, *, of_images: bool) -> str:
+def _infer_source(path: Path, *, of_images: bool) -> str:
     if path.is_dir():
         return "folder"
     if path.suffix.lower() == ".npz":
@@ -100,9 +100,9 @@ class Outside:
     def read(cls, saved: SavedModel, config: DataConfig, name: str) -> "Outside":
         """Read the data of config. name: for errors. Raises DataError if the model cannot take them."""
         source = load(config, seed=0)
-        samples = source.train if source.test is None else joined(source.train, source.test)
+        samples = source.train if source.test is None else join_samples(source.train, source.test)
         inputs = saved.inputs
-        found = f"{stored_as(samples.x)} {tuple(samples.x.shape[1:])}"
+        found = f"{find_stored_type(samples.x)} {tuple(samples.x.shape[1:])}"
         if found != f"{inputs.stored} {inputs.shape}":
             raise DataError(f"{name}: samples are {found}; this model takes {inputs.stored} {inputs.shape}")
         return cls(saved, config, samples, source.columns, source.notes)
@@ -111,24 +111,26 @@ class Outside:
         """The records for which rows, (n,) bool, is True."""
         return replace(self, samples=self.samples.pick(torch.from_numpy(np.flatnonzero(rows))))
 
-    def filled(self) -> torch.Tensor:
+    def fill_inputs(self) -> torch.Tensor:
         """(n, ...) inputs, with missing numbers replaced as the model does."""
         x = self.samples.x.clone() if self.columns is not None else self.samples.x
         fill_missing(x, self.saved.inputs.filling)
         return x
 
-    def strange_columns(self) -> list[str]:
+    def list_strange_columns(self) -> list[str]:
         """Sentences on a table's columns that are unlike the model's training data."""
         inputs, path = self.saved.inputs, self.config.path
         if inputs.columns is None or self.config.source != "csv" or path is None:
             return []
-        file = table_file(self.config)
-        return strange_columns(file, inputs.columns, inputs.mean, inputs.std, self.config.missing)
+        file = read_table(self.config)
+        return describe_strange_columns(file, inputs.columns, inputs.mean, inputs.std, self.config.missing)
 
-    def contents(self) -> tuple[np.ndarray, ...]:
+    def hash_contents(self) -> tuple[np.ndarray, ...]:
         """(n, 32) uint8 hashes of records, as a real site computes them and, of tables, a simulated one."""
         found = record_contents(self.samples.x, self.columns)
-        return (found,) if self.columns is None else (found, record_contents(self.filled(), self.columns))
+        return (
+            (found,) if self.columns is None else (found, record_contents(self.fill_inputs(), self.columns))
+        )
 
     def where(self, row: int) -> str:
         """The name of a record: an image's path, or `row N`, counted from 1."""
@@ -137,7 +139,7 @@ class Outside:
     def scored(self) -> Scored:
         """Score every record with the model."""
         inputs, saved = self.saved.inputs, self.saved
-        data = TrainingSet(self.filled(), self.samples.y, inputs.mean, inputs.std)
+        data = TrainingSet(self.fill_inputs(), self.samples.y, inputs.mean, inputs.std)
         classify, temperature = saved.classifier, saved.confidence.temperature
         return score_logits(classify, data, len(saved.classes), temperature=temperature)
 
@@ -146,7 +148,7 @@ class Outside:
         if not self.samples.patients:
             return None
         groups = self.samples.split_groups()
-        numbered = KeyedHash(b"", groups).numbered(torch.arange(len(groups))).numpy()
+        numbered = KeyedHash(b"", groups).number_groups(torch.arange(len(groups))).numpy()
         return numbered if len(np.unique(numbered)) < len(numbered) else None
 
     @property
@@ -166,25 +168,25 @@ def judge(outside: Outside, scored: Scored | None = None) -> Measures:
         raise DataError(f"evaluate: found a model of {len(saved.classes)} classes, allowed {MOST_CLASSES}")
     scored = outside.scored() if scored is None else scored
     temperature = saved.confidence.temperature
-    tables = scored.tables()
+    tables = scored.build_tables()
     patients, groups = outside.patients(), None
     if config.subgroup is not None and samples.subgroup is not None:
-        counted = scored.tables(None, samples.subgroup, len(config.subgroup.values)).subgroups
+        counted = scored.build_tables(None, samples.subgroup, len(config.subgroup.values)).subgroups
         groups = dict(zip(config.subgroup.values, counted, strict=True))
-    sets = _sets(saved)
+    sets = _build_sets(saved)
     return assemble(
         tables,
         saved.classes,
-        None if patients is None else patient_intervals(scored, patients, temperature),
+        None if patients is None else estimate_patient_intervals(scored, patients, temperature),
         temperature,
-        _by_site(samples, scored, len(saved.classes)),
+        _count_by_site(samples, scored, len(saved.classes)),
         groups or {},
         source="external",
         held_out=len(scored),
         subgroup_column="" if config.subgroup is None else config.subgroup.column,
-        prediction_sets=None if sets is None else judged_sets(tables, sets),
+        prediction_sets=None if sets is None else judge_sets(tables, sets),
         operating_points=[
-            judged_point(
+            judge_point(
                 tables,
                 saved.classes,
                 OperatingPoint(name=name, asked=asked, log_odds=least, by=by[0] if by else "specificity"),
@@ -195,7 +197,7 @@ def judge(outside: Outside, scored: Scored | None = None) -> Measures:
     )
 
 
-def _by_site(samples: Samples, scored: Scored, classes: int) -> dict[str, np.ndarray]:
+def _count_by_site(samples: Samples, scored: Scored, classes: int) -> dict[str, np.ndarray]:
     if samples.site is None:
         return {}
     site, right = samples.site.numpy(), scored.label == scored.predicted
@@ -210,7 +212,7 @@ def _by_site(samples: Samples, scored: Scored, classes: int) -> dict[str, np.nda
     return by_class
 
 
-def _sets(saved: SavedModel) -> PredictionSets | None:
+def _build_sets(saved: SavedModel) -> PredictionSets | None:
     confidence = saved.confidence
     if confidence.thresholds is None or confidence.coverage is None:
         return None
@@ -227,16 +229,16 @@ def write_evaluation(folder: Path, measures: Measures, model: str, data: str) ->
     """Write measures.json and report.html; returns the page. model, data: their names, for its title."""
     make_folder(folder, mode=0o755)
     write_measures(folder, measures)
-    wrong = join([element("p", sentence) for sentence in measures.headline[:-1]])
+    wrong = join([build_element("p", sentence) for sentence in measures.headline[:-1]])
     header = join(
         [
-            element("ul", element("li", f"model {model}"), "facts"),
-            element("div", wrong, "alarms") if wrong else "",
-            element("p", measures.headline[-1], "story"),
+            build_element("ul", build_element("li", f"model {model}"), "facts"),
+            build_element("div", wrong, "alarms") if wrong else "",
+            build_element("p", measures.headline[-1], "story"),
         ]
     )
-    footer = element("p", "Written by `perennial evaluate`. This page loads nothing from anywhere.")
+    footer = build_element("p", "Written by `perennial evaluate`. This page loads nothing from anywhere.")
     path = folder / "report.html"
-    section = recognition_section(measures, recognition_parts(measures))
-    replace_file(path, page(data, "Perennial external validation", header, [section], footer))
+    section = build_recognition_section(measures, build_recognition_parts(measures))
+    replace_file(path, build_page(data, "Perennial external validation", header, [section], footer))
     return path

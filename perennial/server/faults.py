@@ -186,7 +186,7 @@ unanswered: warning, hospital, h
 """Name: grade, owner, surfaces; then the sentence; then the command."""
 
 
-def _kinds() -> Iterator[tuple[str, Kind]]:
+def _parse_kinds() -> Iterator[tuple[str, Kind]]:
     lines = _KINDS.strip().splitlines()
     for head, cause, command in zip(lines[::3], lines[1::3], lines[2::3], strict=True):
         name, _, facts = head.partition(": ")
@@ -194,7 +194,7 @@ def _kinds() -> Iterator[tuple[str, Kind]]:
         yield name, Kind(cause.strip(), cast(Owner, owner), command.strip(), seen, cast(Grade, grade))
 
 
-KINDS = dict(_kinds())
+KINDS = dict(_parse_kinds())
 
 
 WRONG_NAME = "it says it is site"
@@ -253,7 +253,7 @@ class Fault:
         """Who has to act and what to do, in one sentence."""
         return f"{self.owner.capitalize()}: {self.command}."
 
-    def facts(self) -> dict[str, str]:
+    def collect_facts(self) -> dict[str, str]:
         """The fault's fields by name, for JSON and the labels of a metric."""
         named = ("grade", "kind", "run", "site", "owner", "cause", "command")
         return {name: getattr(self, name) for name in named}
@@ -263,7 +263,7 @@ class Fault:
         return text.format(site=self.site, run=self.run, key=self.key, resume=f"perennial {resume}")
 
 
-def ranked(faults: Iterable[Fault]) -> list[Fault]:
+def rank_faults(faults: Iterable[Fault]) -> list[Fault]:
     """The faults without duplicates, the gravest first, and otherwise in the order of KINDS."""
     order = {kind: place for place, kind in enumerate(KINDS)}
     return sorted(
@@ -271,16 +271,16 @@ def ranked(faults: Iterable[Fault]) -> list[Fault]:
     )
 
 
-def grouped(faults: Iterable[Fault]) -> list[Fault]:
+def group_faults(faults: Iterable[Fault]) -> list[Fault]:
     """The faults as ranked() gives them, with one sentence for sites that differ in their names alone."""
     together: dict[Fault, list[Fault]] = {}
-    for fault in ranked(faults):
+    for fault in rank_faults(faults):
         alone = "{site}" in KINDS[fault.kind].command
         together.setdefault(fault if alone else replace(fault, site="*"), []).append(fault)
-    return [replace(ones[0], site=_named([one.site for one in ones])) for ones in together.values()]
+    return [replace(ones[0], site=_join_sites([one.site for one in ones])) for ones in together.values()]
 
 
-def _named(sites: list[str]) -> str:
+def _join_sites(sites: list[str]) -> str:
     shown = ", ".join(sites[:SHOWN])
     return f"{shown} and {len(sites) - SHOWN} more" if len(sites) > SHOWN else shown
 
@@ -313,15 +313,15 @@ def of_answer(site: str, run: str, reason: str, *, here: bool = False) -> Fault:
     if reason.startswith(NO_ANSWER):
         return Fault("deadline", site, run)
     if WRONG_NAME in reason:
-        return Fault("wrong_name", site, run, shown_sentence(reason))
+        return Fault("wrong_name", site, run, format_sentence(reason))
     if "speaks protocol version" in reason:
-        return Fault("version", site, run, shown_sentence(reason))
+        return Fault("version", site, run, format_sentence(reason))
     if "has experiment" in reason:
         return Fault("other_code", site, run)
-    return Fault("failed" if reason.startswith(ERROR) else "invalid", site, run, shown_sentence(reason))
+    return Fault("failed" if reason.startswith(ERROR) else "invalid", site, run, format_sentence(reason))
 
 
-def shown_sentence(words: str) -> str:
+def format_sentence(words: str) -> str:
     """The words with a capital at the beginning and one full stop at the end."""
     return f"{words[:1].upper()}{words[1:].rstrip('.')}."
 
@@ -329,14 +329,14 @@ def shown_sentence(words: str) -> str:
 def _of_own_state(site: str, words: str) -> Fault:
     if "No space left" in words:
         return Fault("site_disk_full", site)
-    return of_ledger(site, words) or Fault("site_error", site, detail=shown_sentence(words))
+    return of_ledger(site, words) or Fault("site_error", site, detail=format_sentence(words))
 
 
 def of_ledger(site: str, words: str) -> Fault | None:
     """The fault of a ledger that an error's words are about; None if they are about something else."""
     if "lacks line" in words or words.startswith("ledger_tip: no file"):
         return Fault("ledger_behind", site)
-    return Fault("ledger_unreadable", site, detail=shown_sentence(words)) if "ledger" in words else None
+    return Fault("ledger_unreadable", site, detail=format_sentence(words)) if "ledger" in words else None
 
 
 def of_learning(
@@ -357,10 +357,10 @@ def of_learning(
     if not signs and len(measured) > ROUNDS and max(newest) < FALLEN * max(measured):
         signs = ["its accuracy has fallen to under half of what this task had reached"]
     if signs:
-        yield Fault("collapsed", run=run, detail=shown_sentence("; ".join(signs)), key="; or ".join(tries()))
+        yield Fault("collapsed", run=run, detail=format_sentence("; ".join(signs)), key="; or ".join(tries()))
     never = [name for name, share in classes.items() if share == 0.0]
     if never:
-        yield Fault("unrecognised", run=run, detail=f"{len(never)} of {len(classes)}: {_named(never)}.")
+        yield Fault("unrecognised", run=run, detail=f"{len(never)} of {len(classes)}: {_join_sites(never)}.")
     if forgotten is not None and forgotten > FORGETTING:
         yield Fault("forgetting", run=run)
 
@@ -390,4 +390,4 @@ def of_marks(run: str, marks: Mapping[str, str]) -> Iterator[Fault]:
     """Yield a fault for each site whose sums differ from others'. marks: site -> how, '' if they do not."""
     for site, mark in marks.items():
         if mark:
-            yield Fault("contradicting", site, run, shown_sentence(mark))
+            yield Fault("contradicting", site, run, format_sentence(mark))

@@ -33,7 +33,7 @@ class Journal:
     ) -> None:
         self.path = folder / EVENTS
         self._listener = listener or (lambda event: None)
-        with self._failure_named():
+        with self._name_failure():
             self.path.touch(mode=0o600)
             # unbuffered: a line that found no room is not tried again, and does not fail again, in close()
             self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115 - closed in close()
@@ -50,15 +50,15 @@ class Journal:
                 "their rounds count in the model and the results, and are missing here and in metrics.csv",
             )
 
-    def position(self) -> int:
+    def measure_length(self) -> int:
         """Length of the file in bytes."""
         return self._file.tell()
 
-    def durable_position(self) -> int:
+    def flush_to_disk(self) -> int:
         """Flush the file to the disk; returns its length in bytes, for a checkpoint to remember."""
-        position = self.position()
+        position = self.measure_length()
         if self._durable != position:
-            with self._failure_named():
+            with self._name_failure():
                 os.fsync(self._file.fileno())
             self._durable = position
         return position
@@ -66,7 +66,7 @@ class Journal:
     def write(self, event: str, **facts: Any) -> None:
         """Append one event, with the time in UTC."""
         entry = {"event": event, "time": datetime.now(UTC).isoformat(timespec="milliseconds"), **facts}
-        with self._failure_named():
+        with self._name_failure():
             self._append(json.dumps(entry).encode() + b"\n")
         self._listener(entry)
 
@@ -95,7 +95,7 @@ class Journal:
             raise
 
     @contextmanager
-    def _failure_named(self) -> Iterator[None]:
+    def _name_failure(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from perennial.foundation.errors import ProtocolError
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import Refusal
-from perennial.protocol.stack import answers, is_parcel, opened, parcelled, stack_of
+from perennial.protocol.stack import find_stack, is_parcel, list_answered, open_parcel, pack_parcel
 from perennial.server.journal import LIVE_STATUS
 from perennial.strategies.round.exchange import describe_error
 
@@ -75,13 +75,13 @@ class ParcelGrid(ForwardingGrid):
 
     def _sent(self, message: Message) -> Message:
         # the tensors' bytes are shared, not copied
-        message.content = parcelled(message.content)
+        message.content = pack_parcel(message.content)
         return message
 
     def _received(self, reply: Message) -> Message:
         if reply.has_content() and is_parcel(reply.content):
             with suppress(ProtocolError):
-                reply.content = opened(reply.content)
+                reply.content = open_parcel(reply.content)
         return reply
 
 
@@ -194,15 +194,15 @@ class ObservedGrid(ForwardingGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         self.poll()
         for reply in self._grid.pull_messages(message_ids):
-            fault, refused = _fault_of(reply) if stack_of(reply) is None else ("", False)
-            for message_id in answers(reply):
+            fault, refused = _find_fault(reply) if find_stack(reply) is None else ("", False)
+            for message_id in list_answered(reply):
                 site, _ = self._waiting.pop(message_id, ("", 0.0))
                 if site:
                     self._now.write("answered", site=site, fault=fault, refused=refused)
             yield reply
 
 
-def _fault_of(reply: Message) -> tuple[str, bool]:
+def _find_fault(reply: Message) -> tuple[str, bool]:
     """(what is wrong with a reply, whether the site refused); ("", False) for one that looks right."""
     if reply.has_error():
         return describe_error(reply.error.reason or "unknown"), False

@@ -27,7 +27,7 @@ def average_incremental_accuracy(averages: Row) -> float | None:
     return _mean(averages)
 
 
-def forgetting(matrix: Sequence[Row]) -> float | None:
+def compute_forgetting(matrix: Sequence[Row]) -> float | None:
     """Mean over earlier tasks of the best accuracy before minus the accuracy now; None after one task.
 
     May be negative. Chaudhry et al. 2018 (arXiv 1801.10112).
@@ -37,7 +37,7 @@ def forgetting(matrix: Sequence[Row]) -> float | None:
     return _mean([_change(before, now) for before, now in zip(best, matrix[-1], strict=False)])
 
 
-def backward_transfer(matrix: Sequence[Row]) -> float | None:
+def compute_backward_transfer(matrix: Sequence[Row]) -> float | None:
     """Mean over earlier tasks of accuracy now minus accuracy right after the task; None after one task.
 
     Lopez-Paz and Ranzato 2017 (arXiv 1706.08840).
@@ -46,7 +46,7 @@ def backward_transfer(matrix: Sequence[Row]) -> float | None:
     return _mean([_change(now, then) for now, then in zip(matrix[-1], learned, strict=False)])
 
 
-def task_accuracies(
+def compute_task_accuracies(
     correct: Sequence[int], total: Sequence[int | None], boundaries: Sequence[int]
 ) -> tuple[list[float | None], list[int]]:
     """(accuracy, samples) of each task, from right answers and samples of each class.
@@ -64,13 +64,15 @@ def task_accuracies(
     return accuracies, sizes
 
 
-def overall_accuracy(correct: Sequence[int], total: Sequence[int], boundaries: Sequence[int]) -> float | None:
+def compute_overall_accuracy(
+    correct: Sequence[int], total: Sequence[int], boundaries: Sequence[int]
+) -> float | None:
     """Right answers over samples, all classes together; None where a task has no samples."""
-    _, sizes = task_accuracies(correct, total, boundaries)
+    _, sizes = compute_task_accuracies(correct, total, boundaries)
     return sum(correct) / sum(total) if all(sizes) else None
 
 
-def balanced_accuracy(correct: Sequence[int], total: Sequence[int | None]) -> float | None:
+def compute_balanced_accuracy(correct: Sequence[int], total: Sequence[int | None]) -> float | None:
     """Mean of the classes' accuracies over the classes with samples.
 
     None without samples, or if some class's counts are not known.
@@ -81,7 +83,7 @@ def balanced_accuracy(correct: Sequence[int], total: Sequence[int | None]) -> fl
     return sum(recalls) / len(recalls) if recalls else None
 
 
-def unbalanced(total: Sequence[int | None]) -> bool:
+def is_unbalanced(total: Sequence[int | None]) -> bool:
     """Whether one class has over three times another's samples, so that plain accuracy favours large classes.
 
     Classes without samples, or with an unknown number of them, are left out.

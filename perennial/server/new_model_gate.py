@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from perennial.foundation.errors import ConfigError, StateError, nearest
+from perennial.foundation.errors import ConfigError, StateError, suggest_nearest
 from perennial.foundation.files import replace_file
 from perennial.server.measures.record import Figure, Z
 
@@ -52,12 +52,12 @@ class Part:
     @property
     def difference(self) -> Figure:
         """Share classified correctly by the new model minus that of the approved one."""
-        return paired_difference(self.lost, self.gained, self.units)
+        return compute_paired_difference(self.lost, self.gained, self.units)
 
     @property
     def needed(self) -> int:
         """The fewest units with which two equal models can be shown to be equal within the margin."""
-        return records_needed(self.margin)[0]
+        return estimate_records_needed(self.margin)[0]
 
     @property
     def probability(self) -> float:
@@ -106,7 +106,7 @@ class Verdict:
         return bool(self.parts) and not self.failing
 
 
-def records_needed(margin: float) -> tuple[int, int]:
+def estimate_records_needed(margin: float) -> tuple[int, int]:
     """(fewest units, usual number of units) with which the gate can pass two equally good models.
 
     The fewest are those on which both answer alike throughout; the usual number passes with 80 % where they
@@ -162,20 +162,22 @@ def read_margins(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]
                 f"--margin: found {text!r}, allowed a share above 0 and at most 1, as in 0.05 or NAME=0.2"
             )
         if name and name not in names:
-            raise ConfigError(f"--margin: {name!r} is no class, site or subgroup here{nearest(name, names)}")
+            raise ConfigError(
+                f"--margin: {name!r} is no class, site or subgroup here{suggest_nearest(name, names)}"
+            )
         found[name] = margin
     if "" not in found:
         raise ConfigError("--margin: missing; how much worse may the new model be? A share, as in 0.05")
     return found
 
 
-def paired_difference(lost: float, gained: float, units: float) -> Figure:
+def compute_paired_difference(lost: float, gained: float, units: float) -> Figure:
     """The difference (gained - lost) / units of two shares of the same units, with its score interval."""
     if units <= 0:
         return Figure()
     value = (gained - lost) / units
-    low = _root(lambda difference: _score(lost, gained, units, difference) - Z, -1.0, value)
-    high = _root(lambda difference: _score(lost, gained, units, difference) + Z, value, 1.0)
+    low = _find_root(lambda difference: _score(lost, gained, units, difference) - Z, -1.0, value)
+    high = _find_root(lambda difference: _score(lost, gained, units, difference) + Z, value, 1.0)
     return Figure(value=value, low=low, high=high)
 
 
@@ -195,7 +197,7 @@ def _score(lost: float, gained: float, units: float, difference: float) -> float
     return distance / math.sqrt(variance)
 
 
-def _root(falling: Callable[[float], float], low: float, high: float) -> float:
+def _find_root(falling: Callable[[float], float], low: float, high: float) -> float:
     """Where a falling function is 0, between low and high; the end that is nearer where it is nowhere."""
     for _ in range(STEPS):
         middle = (low + high) / 2

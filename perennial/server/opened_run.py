@@ -9,14 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from perennial.config.experiment import Experiment, load_experiment
-from perennial.config.simulation import simulated_federation
+from perennial.config.simulation import load_simulated_federation
 from perennial.foundation.errors import ConfigError, PerennialError, StateError
 from perennial.foundation.files import replace_file
 from perennial.learning.analytic.statistics import PARTS, Statistics
 from perennial.models.incremental import complete_state
 from perennial.models.saved import GLOBAL_MODEL, PERSONAL_MODEL, SavedModel, load_saved, save_model
 from perennial.privacy.signed_sums import Statement
-from perennial.protocol.tensors import content_sha256
+from perennial.protocol.tensors import hash_tensors
 from perennial.server.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -25,7 +25,7 @@ from perennial.server.checkpoint import (
     save_previous,
 )
 from perennial.server.run_folder import CHECKPOINT
-from perennial.strategies.analytic.cross_site import block_of
+from perennial.strategies.analytic.cross_site import build_block
 from perennial.strategies.analytic.kept import FOLDER, KeptSums
 from perennial.strategies.analytic.method import Analytic
 from perennial.strategies.analytic.personal_head import keep_personal_head
@@ -99,7 +99,7 @@ class OpenedRun:
         """Names of all classes in the registry's order, those of later tasks too."""
         return list(self.checkpoint.progress.registry.classes)
 
-    def statements(self, given: Mapping[int, Sequence[str]] | None = None) -> list[Statement]:
+    def list_statements(self, given: Mapping[int, Sequence[str]] | None = None) -> list[Statement]:
         """The statements that sites signed about their sums. given: task -> sites; None: of all.
 
         Raises ConfigError if a site signed nothing, or in the form of an earlier release.
@@ -118,10 +118,10 @@ class OpenedRun:
                     ) from None
         return found
 
-    def current(self, site: str) -> dict[int, str]:
+    def list_current_hashes(self, site: str) -> dict[int, str]:
         """task -> hash of the site's present sums, as it signed them."""
-        given = self.strategy.kept_sums.contributions_of(site)
-        return {s.task: s.sha256 for s in self.statements({task: [site] for task in given})}
+        given = self.strategy.kept_sums.list_contributions(site)
+        return {s.task: s.sha256 for s in self.list_statements({task: [site] for task in given})}
 
     @property
     def classes(self) -> list[str]:
@@ -156,8 +156,8 @@ class OpenedRun:
 
     def head(self, shrinkage: float | None) -> tuple[dict[str, Tensor], float]:
         """Solve the head of the present sums: (tensors, shrinkage). shrinkage: None: the strategy chooses."""
-        head, shrinkage = self.strategy.solved_again(len(self.classes), shrinkage)
-        return head.tensors(), shrinkage
+        head, shrinkage = self.strategy.solve_again(len(self.classes), shrinkage)
+        return head.list_tensors(), shrinkage
 
     def write_model(self, path: Path, head: dict[str, Tensor]) -> dict[str, Tensor]:
         """Write the run's model with another head to `path`; returns its complete tensors."""
@@ -177,7 +177,7 @@ class OpenedRun:
         """
         folder, progress = self.folder / CHECKPOINT, self.checkpoint.progress
         arrays = {name: tensor.clone() for name, tensor in complete_state(self.saved.model).items()} | head
-        sha256, former = content_sha256(arrays), progress.previous
+        sha256, former = hash_tensors(arrays), progress.previous
         save_previous(folder, sha256, arrays, former)
         progress.previous, progress.holders = sha256, []
         # kept files of a site of which a group goes follow later, and the table would be of the sums before
@@ -190,7 +190,7 @@ class OpenedRun:
         self.write_model(self.folder / GLOBAL_MODEL, head)
         path = self.folder / "summary.json"
         summary = json.loads(path.read_text())
-        summary["model_sha256"] = content_sha256(head)
+        summary["model_sha256"] = hash_tensors(head)
         summary.pop("cross_site", None)
         if self.strategy.cross_site:
             summary["cross_site"] = self.strategy.cross_site
@@ -222,10 +222,10 @@ class OpenedRun:
         before: dict[str, Tensor] = {}
         if progress.previous:
             before = load_previous(folder, progress.previous)
-            up_to_it = self.strategy.kept_sums.until(progress.task - 1)
-            again, _ = self.strategy.solved_again(len(before["head.bias"]), shrinkage, up_to_it)
-            before |= again.tensors()
-            sha256 = content_sha256(before)
+            up_to_it = self.strategy.kept_sums.limit_to_task(progress.task - 1)
+            again, _ = self.strategy.solve_again(len(before["head.bias"]), shrinkage, up_to_it)
+            before |= again.list_tensors()
+            sha256 = hash_tensors(before)
             save_previous(folder, sha256, before, progress.previous)
             progress.previous, progress.holders = sha256, []
         arrays = {**former.arrays, **(head if progress.round_in_task else {})}
@@ -243,10 +243,10 @@ def cross_site_of(folder: Path) -> dict[str, Any]:
     Raises ConfigError, StateError or DataError saying why there can be none.
     """
     run = OpenedRun.open(folder)
-    return block_of(run.strategy.kept_sums, range(len(run.classes)))
+    return build_block(run.strategy.kept_sums, range(len(run.classes)))
 
 
-def _strategy(checkpoint: Checkpoint) -> Analytic | None:
+def _restore_strategy(checkpoint: Checkpoint) -> Analytic | None:
     """The run's closed form, if one site's sums can be taken out of it."""
     experiment = Experiment.model_validate(checkpoint.experiment)
     found = build_strategy(experiment.strategy.name, experiment.strategy.parameters).find(Analytic)
@@ -257,9 +257,9 @@ def _strategy(checkpoint: Checkpoint) -> Analytic | None:
     return found
 
 
-def withdrawable(run: Path) -> bool:
+def is_withdrawable(run: Path) -> bool:
     """Whether a run's folder stores sums by site, so that one site's can be taken out."""
-    return _strategy(load_checkpoint(run / CHECKPOINT)[0]) is not None
+    return _restore_strategy(load_checkpoint(run / CHECKPOINT)[0]) is not None
 
 
 def ask_again(run: Path, stale: Collection[tuple[int, str]], *, grows: bool) -> None:
@@ -268,13 +268,13 @@ def ask_again(run: Path, stale: Collection[tuple[int, str]], *, grows: bool) -> 
     grows: whether it goes on with a new task instead. Raises StateError if stored sums are missing.
     """
     checkpoint, _ = load_checkpoint(run / CHECKPOINT)
-    strategy = _strategy(checkpoint)
+    strategy = _restore_strategy(checkpoint)
     assert strategy is not None
     sums = strategy.kept_sums
     sums.folder = run / FOLDER
     for task, site in stale:
         if sums.has(task, site) and sums.total is not None:
-            sums.total = sums.total - sums.kept(task, site)
+            sums.total = sums.total - sums.read_own_sums(task, site)
             del sums.contributions[task][site]
     if not any(sums.contributions.values()):
         sums.total = None
@@ -307,7 +307,7 @@ def write_own_heads(folder: Path, without: tuple[str, ...] = ()) -> dict[str, An
     forget_own_heads(folder)
     experiment = load_experiment(folder / "experiment.yaml")
     try:
-        sites = simulated_federation(experiment).sites
+        sites = load_simulated_federation(experiment).sites
     except PerennialError:
         sites = {}
     saved = load_saved(folder / GLOBAL_MODEL)

@@ -13,11 +13,11 @@ from torch import Tensor
 from perennial.config.experiment import Experiment
 from perennial.data.schedule import Registry, TaskSchedule
 from perennial.foundation.streams import stream
-from perennial.learning.device import autocast
+from perennial.learning.device import use_precision
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.pixels import Constants
 from perennial.models.flat import FlatParameters
-from perennial.models.incremental import IncrementalModel, complete_state, load_complete, travelling
+from perennial.models.incremental import IncrementalModel, complete_state, load_complete, select_travelling
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.server.checkpoint import load_previous, save_previous
@@ -76,16 +76,16 @@ class GlobalModel:
         """Give the model its state at the end of a task. complete: its tensors there."""
         self._adopt(self._complete(complete).to(self.device))
 
-    def frozen(self) -> dict[str, Tensor]:
+    def collect_tensors(self) -> dict[str, Tensor]:
         """All tensors by name, frozen parts too: the previous model of the next task."""
         complete = complete_state(self._model)
         return {name: self.arrays.get(name, tensor) for name, tensor in complete.items()}
 
-    def loaded(self) -> IncrementalModel:
+    def load_current(self) -> IncrementalModel:
         """The model with its present arrays, in evaluation mode."""
-        return self.holding(self.arrays)
+        return self.load_arrays(self.arrays)
 
-    def holding(self, arrays: Mapping[str, Tensor]) -> IncrementalModel:
+    def load_arrays(self, arrays: Mapping[str, Tensor]) -> IncrementalModel:
         """The model with other arrays of its shape, in evaluation mode, until the next call.
 
         A large one holds them until the measuring in progress is over.
@@ -96,7 +96,7 @@ class GlobalModel:
     @contextmanager
     def measuring(self) -> Iterator[None]:
         """A context in which models are evaluated in the precision in which sites train."""
-        with autocast(self._experiment.learner, self.device):
+        with use_precision(self._experiment.learner, self.device):
             yield
         self._rest()
 
@@ -120,7 +120,7 @@ class GlobalModel:
         self._flat = FlatParameters(model, self._experiment.learner.channels_last)
         self.arrays = {
             name: tensor.detach().clone(memory_format=torch.contiguous_format)
-            for name, tensor in travelling(model).items()
+            for name, tensor in select_travelling(model).items()
         }
         self._rest()
 
@@ -142,14 +142,14 @@ class Position:
     def of(cls, experiment: Experiment, registry: Registry, model: GlobalModel, folder: RunFolder) -> Self:
         """The state that the folder's checkpoint holds, or that of a beginning; brings `model` there too."""
         checkpoint = folder.checkpoint
-        progress = checkpoint.progress if checkpoint else folder.first_progress()
+        progress = checkpoint.progress if checkpoint else folder.create_progress()
         if experiment.data.only_at_sites and not progress.secret:
             progress.secret = token_hex(16)
         position = cls(experiment, registry, progress, model, PreviousModel())
         if checkpoint is None:
             return position
         if progress.previous:
-            position.previous = _kept(folder, progress.previous)
+            position.previous = _build_previous(folder, progress.previous)
         previous = position.previous.read()
         if progress.round_in_task:
             model.restore(progress.task, checkpoint.arrays, previous)
@@ -193,13 +193,13 @@ class Position:
             num_classes=self.num_classes,
         )
 
-    def needed_previous(self) -> PreviousModel:
+    def select_previous(self) -> PreviousModel:
         """The model of the task before and its holders; an empty one if no site needs it."""
         if not self.experiment.needs_previous:
             return PreviousModel()
         return replace(self.previous, holders=frozenset(self.progress.holders))
 
-    def asking(self, site: str) -> dict[str, Any]:
+    def build_request_fields(self, site: str) -> dict[str, Any]:
         """The fields, common to all kinds, of a request to `site` after the latest round.
 
         The previous model is sent only to a site that does not hold it.
@@ -207,7 +207,7 @@ class Position:
         return {
             **self.stamp(self.progress.round).stamp_fields,
             "arrays": Tensors(self.model.arrays),
-            **self.needed_previous().fields_of(site),
+            **self.select_previous().build_site_fields(site),
         }
 
     def apply_outcome(self, outcome: RoundOutcome) -> None:
@@ -227,9 +227,9 @@ class Position:
     ) -> None:
         """Store the finished task's complete model, held by sites `holders`, and go on to the next task."""
         save_previous(folder.checkpoint_folder, sha256, arrays, self.progress.previous)
-        self.previous = _kept(folder, sha256)
+        self.previous = _build_previous(folder, sha256)
         self.progress.task_learnt(sha256, holders)
 
 
-def _kept(folder: RunFolder, sha256: str) -> PreviousModel:
+def _build_previous(folder: RunFolder, sha256: str) -> PreviousModel:
     return PreviousModel(sha256, partial(load_previous, folder.checkpoint_folder, sha256))

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from perennial.config.experiment import Experiment
-from perennial.config.simulation import simulated_federation
+from perennial.config.simulation import load_simulated_federation
 from perennial.data.schedule import Registry, TaskSchedule
 from perennial.data.site import SiteData
-from perennial.foundation.errors import ConfigError, nearest
+from perennial.foundation.errors import ConfigError, suggest_nearest
 from perennial.learning.privacy_claim import check_claim
 from perennial.learning.scored import Scores
 from perennial.models.factory import build_model
@@ -24,7 +24,7 @@ from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.saved import Inputs
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import Noise, add_noise
-from perennial.privacy.protection import central_noise_std
+from perennial.privacy.protection import compute_central_noise_std
 from perennial.server.position import GlobalModel
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
@@ -65,15 +65,15 @@ class Checked:
     alternatives: tuple[int, ...] = ()
 
 
-def preflight(experiment: Experiment, device: torch.device) -> Checked:
+def run_preflight(experiment: Experiment, device: torch.device) -> Checked:
     """Check all that can be checked before anything starts. Raises a PerennialError on what is wrong."""
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
-    facts = data_facts(experiment)
+    facts = read_data_facts(experiment)
     schedule, names = facts.registry.schedule, facts.registry.classes
     if strangers := [name for name in experiment.evaluation.operating_points if name not in names]:
         raise ConfigError(
-            f"evaluation.operating_points: {strangers[0]!r} is no class{nearest(strangers[0], names)}; "
-            f"allowed: {', '.join(names[:12])}"
+            f"evaluation.operating_points: {strangers[0]!r} is no "
+            f"class{suggest_nearest(strangers[0], names)}; allowed: {', '.join(names[:12])}"
         )
     check_privacy(
         experiment,
@@ -90,14 +90,16 @@ def preflight(experiment: Experiment, device: torch.device) -> Checked:
     constants = facts.inputs.mean, facts.inputs.std
     model = GlobalModel(experiment, facts.registry, facts.inputs.shape, device, constants)
     measured = facts.test is not None and experiment.evaluation.central
-    _dry_run(experiment, schedule, model, measured=measured)
+    _try_strategy(experiment, schedule, model, measured=measured)
     if not isinstance(maps := complete.backbone, FixedFeatures):
         return Checked(strategy, facts, model, parameters, complete.feature_width)
     alternatives = tuple(maps.widths[place] for slot in maps.alternatives for place in slot)
     return Checked(strategy, facts, model, parameters, maps.widest, alternatives)
 
 
-def _dry_run(experiment: Experiment, schedule: TaskSchedule, model: GlobalModel, *, measured: bool) -> None:
+def _try_strategy(
+    experiment: Experiment, schedule: TaskSchedule, model: GlobalModel, *, measured: bool
+) -> None:
     """Attach a strategy and begin task 1 with it as a run would, and throw it away.
 
     model: as before task 1; its arrays stay as they are. measured: whether the server
@@ -114,30 +116,30 @@ def _dry_run(experiment: Experiment, schedule: TaskSchedule, model: GlobalModel,
             input_shape=model.input_shape,
             device=model.device,
             constants=model.constants,
-            load=model.holding,
+            load=model.load_arrays,
             measure=(lambda arrays: ([], [])) if measured else None,
             judge=(lambda arrays, samples: nothing) if measured else None,
         )
     )
-    classes = schedule.classes_of(1)
+    classes = schedule.list_classes(1)
     strategy.begin_task(TaskStart(1, classes.stop, classes, model.arrays, ()))
 
 
-def data_facts(experiment: Experiment) -> DataFacts:
+def read_data_facts(experiment: Experiment) -> DataFacts:
     """Read the facts from the data if the server has them, else from what the experiment declares."""
     data = experiment.data
     if data.only_at_sites:
-        from perennial.data.deployed import declared_constants, declared_fill, declared_input_shape
-        from perennial.server.continuation import registry_of
+        from perennial.data.deployed import derive_constants, derive_fill, derive_input_shape
+        from perennial.server.continuation import plan_registry
 
-        registry = registry_of(experiment)
+        registry = plan_registry(experiment)
         _check_memory(experiment, registry, data.sites or 1)
         stored = "float32" if data.source == "csv" else "uint8"
         inputs = Inputs(
-            declared_input_shape(data), stored, *declared_constants(data), data.columns, declared_fill(data)
+            derive_input_shape(data), stored, *derive_constants(data), data.columns, derive_fill(data)
         )
         return DataFacts(registry, inputs, None, data.sites or 1, ())
-    federation = simulated_federation(experiment)
+    federation = load_simulated_federation(experiment)
     if data.partition.kind == "natural":
         try:
             experiment.require_sites(federation.site_names)
@@ -145,9 +147,9 @@ def data_facts(experiment: Experiment) -> DataFacts:
             raise ConfigError(str(error)) from error
     _check_memory(experiment, federation.registry, len(federation.sites))
     if experiment.pretraining is not None:
-        first = federation.schedule.classes_of(1)
+        first = federation.schedule.list_classes(1)
         for name, site in federation.sites.items():
-            held = site.task_indices("train", first.start, first.stop)
+            held = site.find_task_indices("train", first.start, first.stop)
             experiment.pretraining.require(name, len(held))
     return DataFacts(
         federation.registry,
@@ -235,8 +237,8 @@ class CentralPrivacy:
         if outcome.arrays is None:
             return
         weight = self._strategy.largest_weight(outcome.asked)
-        std = central_noise_std(self._clip_norm, self._noise_multiplier, weight)
-        outcome.arrays = noised(outcome.arrays, std, Noise())
+        std = compute_central_noise_std(self._clip_norm, self._noise_multiplier, weight)
+        outcome.arrays = copy_with_noise(outcome.arrays, std, Noise())
         outcome.details = outcome.details | {"clip_norm": self._clip_norm}
 
     @property
@@ -245,7 +247,7 @@ class CentralPrivacy:
         return self._clip_norm * _TOLERANCE
 
 
-def noised(arrays: Mapping[str, Tensor], std: float, source: Noise) -> dict[str, Tensor]:
+def copy_with_noise(arrays: Mapping[str, Tensor], std: float, source: Noise) -> dict[str, Tensor]:
     """A copy of the arrays with N(0, std^2) on each value of the floating ones."""
     result = {}
     for name, tensor in arrays.items():

@@ -75,14 +75,14 @@ class Releases:
         """Record sites that refused, so that the entries do not count. Arguments as for asked()."""
         self._append(number, "refused", sites, entries, once, same)
 
-    def charged(self) -> dict[str, list[Entry]]:
+    def list_charged(self) -> dict[str, list[Entry]]:
         """site -> the entries that it may have charged to its ledger in this run, at most.
 
         Raises StateError naming a line that cannot be read.
         """
         times: dict[str, Counter[tuple[str, tuple[Entry, ...]]]] = {}
         kept: dict[str, _Kept] = {}
-        for line in self._lines():
+        for line in self._read_lines():
             release = line.once, line.entries
             for site in line.asked:
                 new = kept.setdefault(site, _Kept()).asked(line.round, line.question)
@@ -99,7 +99,7 @@ class Releases:
             for site, found in times.items()
         }
 
-    def _lines(self) -> Iterator["_Line"]:
+    def _read_lines(self) -> Iterator["_Line"]:
         lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
         for number, line in enumerate(lines, start=1):
             try:
@@ -137,7 +137,7 @@ class Releases:
             ) from error
 
 
-def _entries(found: Any) -> tuple[Entry, ...]:
+def _parse_entries(found: Any) -> tuple[Entry, ...]:
     return tuple(Entry.from_json(entry) for entry in found)
 
 
@@ -151,7 +151,7 @@ class _Line(BaseModel):
     once: str
     same: str
     by: str = ""
-    entries: Annotated[tuple[Entry, ...], PlainValidator(_entries)]
+    entries: Annotated[tuple[Entry, ...], PlainValidator(_parse_entries)]
 
     @property
     def question(self) -> _Question:

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 import perennial
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ProtocolError, StateError
-from perennial.foundation.names import registered_names
+from perennial.foundation.names import read_registered
 from perennial.foundation.streams import stream
 from perennial.protocol.messages import DescribeReply, DescribeRequest
 from perennial.protocol.stamp import VERSION
@@ -36,7 +36,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 2.0, 15.0
 """Seconds until a node that rests is asked its name again, doubled each time."""
 
 
-def canonical(name: str) -> tuple[object, ...]:
+def build_sort_key(name: str) -> tuple[object, ...]:
     """A sort key under which site-2 comes before site-10."""
     return tuple(
         (0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part
@@ -56,7 +56,7 @@ class _Resting:
     ask_at: float
     behind: int = 0
 
-    def ended(self, now: float, online: set[int]) -> bool:
+    def has_ended(self, now: float, online: set[int]) -> bool:
         return now >= self.ask_at or (self.behind != 0 and self.behind not in online)
 
 
@@ -98,24 +98,26 @@ class Roster:
         """Site name by node id, of every node that has said its name, connected or not."""
         return self._names
 
-    def expected(self) -> list[str]:
+    def list_expected(self) -> list[str]:
         """All sites in the operator's record; [] without a record."""
-        return [] if self._record is None else sorted(registered_names(self._record).values(), key=canonical)
+        return (
+            [] if self._record is None else sorted(read_registered(self._record).values(), key=build_sort_key)
+        )
 
     def connected(self) -> dict[str, int]:
         """name -> node id of every usable site, in canonical order; asks new nodes for their names."""
         online = self._online = set(self._grid.get_node_ids())
         now = time.monotonic()
-        resting = {node for node, rest in self._resting.items() if not rest.ended(now, online)}
+        resting = {node for node, rest in self._resting.items() if not rest.has_ended(now, online)}
         unknown = sorted(online - self._names.keys() - self._turned_away.keys() - resting)
         if unknown:
             self._describe(unknown, online)
         sites = {name: node for node, name in self._names.items() if node in online}
-        return {name: sites[name] for name in sorted(sites, key=canonical)}
+        return {name: sites[name] for name in sorted(sites, key=build_sort_key)}
 
-    def barred(self) -> dict[str, str]:
+    def list_barred(self) -> dict[str, str]:
         """site, or `node N` without a name -> why this connected node takes no part."""
-        known = {} if self._record is None else registered_names(self._record)
+        known = {} if self._record is None else read_registered(self._record)
         why = {node: rest.reason for node, rest in self._resting.items()} | self._turned_away
         named = {
             known.get(str(node), f"node {node}"): why[node] for node in sorted(why) if node in self._online
@@ -135,8 +137,8 @@ class Roster:
         deadline = time.monotonic() + timeout
         said: tuple[list[str], dict[str, str]] | None = None
         while len(sites := self.connected()) < count:
-            if said != (list(sites), self.barred()):
-                said = list(sites), self.barred()
+            if said != (list(sites), self.list_barred()):
+                said = list(sites), self.list_barred()
                 say(list(sites))
             if time.monotonic() >= deadline:
                 resting = [f"; node {node}: {rest.reason}" for node, rest in self._resting.items()]
@@ -207,7 +209,7 @@ class Roster:
         """Raises _WrongName unless the operator's record has this name for the node's key."""
         if self._record is None:
             return
-        known = registered_names(self._record).get(str(node))
+        known = read_registered(self._record).get(str(node))
         if known is None:
             raise _WrongName(f"{WRONG_NAME} {said!r}, and no registered site has its key")
         if known != said:
@@ -246,7 +248,7 @@ class Attendance:
         rounds = self._experiment.rounds
         return self._wait(rounds.wait_for or expected)
 
-    def declared_away(self, number: int) -> set[str]:
+    def list_declared_away(self, number: int) -> set[str]:
         """The sites that the experiment itself declares absent in round `number`."""
         return {
             gone.site
@@ -254,17 +256,17 @@ class Attendance:
             if gone.first_round <= number <= (gone.last_round or number)
         }
 
-    def lacks_by_plan(self, number: int) -> bool:
+    def is_short_by_plan(self, number: int) -> bool:
         """Whether sites declared absent, and nothing else, leave round `number` without a quorum."""
         there, quorum = set(self.roster.connected()), self._experiment.rounds.quorum
-        return len(there) >= quorum > len(there - self.declared_away(number))
+        return len(there) >= quorum > len(there - self.list_declared_away(number))
 
-    def available(self, number: int) -> dict[str, int]:
+    def gather_available(self, number: int) -> dict[str, int]:
         """name -> node id of the connected sites that are not declared absent in round `number`.
 
         Waits for a quorum. Raises StateError if none comes and the run does not wait for sites.
         """
-        away = self.declared_away(number)
+        away = self.list_declared_away(number)
         sites = self.roster.connected()
         while len(sites) < self._experiment.rounds.quorum:
             try:
@@ -276,7 +278,7 @@ class Attendance:
                 sites = self.roster.connected()
         return {site: node for site, node in sites.items() if site not in away}
 
-    def sampled(self, sites: dict[str, int], number: int, attempt: int = 0) -> dict[str, int]:
+    def sample_sites(self, sites: dict[str, int], number: int, attempt: int = 0) -> dict[str, int]:
         """The share of the sites that round `number` asks, in canonical order.
 
         attempt: how often too few have answered before; each attempt draws anew, so that a site which refuses
@@ -298,8 +300,8 @@ class Attendance:
         refusing: site -> why it refused, of connected sites that the run waits for.
         """
         before = set(self.roster.connected())
-        why = self.roster.barred() | dict(refusing or {})
-        self._journal.write("paused", reason=reason, missing=self.missing(before), refusing=why)
+        why = self.roster.list_barred() | dict(refusing or {})
+        self._journal.write("paused", reason=reason, missing=self.list_missing(before), refusing=why)
         until, self._rest = time.monotonic() + self._rest, min(2 * self._rest, LONGEST_REST)
         came: set[str] = set()
         while not came and time.monotonic() < until:
@@ -313,15 +315,19 @@ class Attendance:
         """Note that a round succeeded, so that the next rest is short again."""
         self._rest = FIRST_REST
 
-    def missing(self, sites: Iterable[str]) -> list[str]:
+    def list_missing(self, sites: Iterable[str]) -> list[str]:
         """Sites of the operator's record that are not connected. sites: those that are."""
-        there = {*sites, *self.roster.barred()}
-        return [name for name in self.roster.expected() if name not in there]
+        there = {*sites, *self.roster.list_barred()}
+        return [name for name in self.roster.list_expected() if name not in there]
 
     def _wait(self, count: int) -> dict[str, int]:
         def say(sites: list[str]) -> None:
             self._look()
-            facts = {"connected": sites, "missing": self.missing(sites), "refusing": self.roster.barred()}
+            facts = {
+                "connected": sites,
+                "missing": self.list_missing(sites),
+                "refusing": self.roster.list_barred(),
+            }
             self._journal.write("waiting", need=count, **facts)
 
         return self.roster.wait(count, self._experiment.rounds.join_seconds, say)

@@ -5,17 +5,22 @@ from typing import Any
 
 from perennial.config import charges
 from perennial.foundation.errors import StateError
-from perennial.models.layers import naming_what_did_not_grow
-from perennial.protocol.tensors import content_sha256
+from perennial.models.layers import explain_stale_tensors
+from perennial.protocol.tensors import hash_tensors
 from perennial.server.evaluation import Counts
 from perennial.server.live_status import ObservedGrid
-from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies, unbalanced
+from perennial.server.metrics import (
+    average_accuracy,
+    compute_balanced_accuracy,
+    compute_task_accuracies,
+    is_unbalanced,
+)
 from perennial.server.position import Position
 from perennial.server.preflight import CentralPrivacy
 from perennial.server.releases import Releases
 from perennial.server.roster import Attendance
-from perennial.server.site_counts import ALL_SITES, SiteCounts, possible
-from perennial.server.stopped import LossCourse, signs_of_stopping
+from perennial.server.site_counts import ALL_SITES, SiteCounts, clamp_counts
+from perennial.server.stopped import LossCourse, find_signs_of_stopping
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.context import RoundOutcome
@@ -69,13 +74,13 @@ class History:
         self.data["bytes_up"] += outcome.bytes_up
         self.data["bytes_down"] += outcome.bytes_down
         if not outcome.skipped:
-            self.data["loss"] = vars(LossCourse(**self.data["loss"]).then(outcome.train_loss))
+            self.data["loss"] = vars(LossCourse(**self.data["loss"]).add_round(outcome.train_loss))
 
-    def task_begun(self) -> None:
+    def reset_loss(self) -> None:
         """Forget the course of the loss, because a new task begins."""
         self.data["loss"] = vars(LossCourse())
 
-    def task_done(
+    def record_task(
         self,
         boundaries: Sequence[int],
         central: Counts | None,
@@ -87,21 +92,21 @@ class History:
         boundaries: 0, M_1, ..., M_t. federated: what the sites reported. sent: bytes up and down at the
         end of this task.
         """
-        together = federated.together(boundaries[-1])
+        together = federated.sum_counts(boundaries[-1])
         interval = federated.interval(boundaries[-1])
-        at_sites, site_sizes = task_accuracies(*together, boundaries)
+        at_sites, site_sizes = compute_task_accuracies(*together, boundaries)
         counts = central or together
-        row, sizes = task_accuracies(*counts, boundaries)
+        row, sizes = compute_task_accuracies(*counts, boundaries)
         average = average_accuracy(row, sizes)
         self.data["central"].append(row)
         # kept as it was measured: another evaluation may find other samples at the sites
         self.data["average"].append(average)
-        self.data["balanced"].append(balanced_accuracy(*counts))
-        self.data["unbalanced"] = unbalanced(counts[1])
+        self.data["balanced"].append(compute_balanced_accuracy(*counts))
+        self.data["unbalanced"] = is_unbalanced(counts[1])
         self.data["class_accuracy"].append(
             [right / samples if samples else None for right, samples in zip(*counts, strict=True)]
         )
-        signs = signs_of_stopping(*counts, LossCourse(**self.data["loss"]))
+        signs = find_signs_of_stopping(*counts, LossCourse(**self.data["loss"]))
         if signs:
             self.data["stopped"].append({"task": len(boundaries) - 1, "signs": signs})
         self.data["federated"].append(average_accuracy(at_sites, site_sizes))
@@ -112,7 +117,7 @@ class History:
         for site, counts in federated.by_site.items():
             if site == ALL_SITES:
                 continue
-            correct, total = possible(*counts) if federated.std else counts
+            correct, total = clamp_counts(*counts) if federated.std else counts
             samples = sum(count or 0 for count in total)
             self.site(site)["accuracy"] = sum(correct) / samples if samples else None
         return {
@@ -153,7 +158,7 @@ class Rounds:
         # pre-training takes a few samples of each site, so its medians say nothing of the rounds after it
         medians = position.progress.bounds
         lead = medians.setdefault("pretraining", {}) if experiment.pretraining is not None else {}
-        self._running, self._lead_running = self._bounds(medians), self._bounds(lead)
+        self._running, self._lead_running = self._build_bounds(medians), self._build_bounds(lead)
         self.central: CentralPrivacy | None = None
         """What the server adds to the sites' protection, once `protect` was called."""
 
@@ -170,11 +175,11 @@ class Rounds:
         position, experiment, rounds = self._position, self._experiment, self._experiment.rounds
         progress, schedule = position.progress, position.registry.schedule
         task, number = progress.task, progress.round + 1
-        sites = self._attendance.available(number)
-        asked = self._attendance.sampled(sites, number, self._attempt)
+        sites = self._attendance.gather_available(number)
+        asked = self._attendance.sample_sites(sites, number, self._attempt)
         # sums of features are a release of their own, which the strategy records when it asks for them
-        charge = [charges.update(experiment, progress.run).entry] if experiment.strategy.trains else []
-        same = self._question(number) if experiment.privacy.enabled else ""
+        charge = [charges.price_update(experiment, progress.run).entry] if experiment.strategy.trains else []
+        same = self._identify_question(number) if experiment.privacy.enabled else ""
         if experiment.privacy.enabled and charge:
             self._releases.asked(number, asked, charge, same=same)
         lead = experiment.lead_rounds(task)
@@ -187,8 +192,8 @@ class Rounds:
             round=number,
             rounds=sum(position.rounds(each) for each in range(1, schedule.count + 1)),
             deadline=rounds.deadline,
-            missing=self._attendance.missing(sites),
-            refusing=self._attendance.roster.barred(),
+            missing=self._attendance.list_missing(sites),
+            refusing=self._attendance.roster.list_barred(),
         )
         outcome = self._train(
             strategy,
@@ -199,7 +204,7 @@ class Rounds:
                 deadline=rounds.deadline,
                 quorum=rounds.quorum,
                 progress=max(0, progress.round_in_task - lead) / schedule.rounds[task - 1],
-                previous=position.needed_previous(),
+                previous=position.select_previous(),
                 resting=frozenset(sites) - asked.keys(),
                 known=len(self._history.known_sites),
                 bounds=experiment.bounds,
@@ -223,7 +228,7 @@ class Rounds:
         """Train one round; under `secure` in one of which the server sees the sum of the updates alone."""
         sums, mean = strategy.run.sums if strategy.attached else None, strategy.find(FedAvg)
         if sums is None or mean is None:
-            with naming_what_did_not_grow((strategy, *strategy.inner), request.arrays):
+            with explain_stale_tensors((strategy, *strategy.inner), request.arrays):
                 return strategy.train_round(self._grid, request)
         from perennial.strategies.secure.masked_round import MaskedRound
 
@@ -239,13 +244,13 @@ class Rounds:
         self._failed = self._attempt = 0
         self._attendance.served()
 
-    def _question(self, number: int) -> str:
+    def _identify_question(self, number: int) -> str:
         """What the sites are asked in a round, by its content; '' where it is not the global model alone."""
         base, kind = IncrementalStrategy, type(self._strategy)
         plain = kind.train_round == base.train_round and kind.requests == base.requests
         if self._experiment.secure is not None or not (plain or self._position.in_pretraining):
             return ""
-        return f"update {number} {content_sha256(self._position.model.arrays)}"
+        return f"update {number} {hash_tensors(self._position.model.arrays)}"
 
     def wait_or_fail(self, outcome: RoundOutcome, *, passed_over: bool) -> None:
         """Wait, after an attempt that too few sites answered, for sites that may answer later.
@@ -261,15 +266,15 @@ class Rounds:
         if self._failed < rounds.max_skipped:
             return
         reason = (
-            f"round {number}: {self._failed} times in a row without {_lacking(outcome, rounds.quorum)}; "
-            f"last: {_faults(outcome)}"
+            f"round {number}: {self._failed} times in a row without "
+            f"{_describe_lack(outcome, rounds.quorum)}; last: {_describe_faults(outcome)}"
         )
         if not waits_for_sites:
             raise StateError(f"{reason}; the model is as it was; the run can be resumed")
         self._failed = 0
         self._attendance.rest(reason, dict(outcome.refused))
 
-    def _bounds(self, medians: dict[str, Any]) -> RunningBounds | None:
+    def _build_bounds(self, medians: dict[str, Any]) -> RunningBounds | None:
         """Bounds by the medians of the checkpoint, which they keep up to date; None if none may apply.
 
         Under client_central and client_shared no site's norm may change what another counts, and under masks
@@ -280,11 +285,11 @@ class Rounds:
         return RunningBounds(self._experiment.bounds, medians)
 
 
-def _lacking(outcome: RoundOutcome, quorum: int) -> str:
+def _describe_lack(outcome: RoundOutcome, quorum: int) -> str:
     enough = len(outcome.participants) >= quorum
     return "a model, though sites answered" if enough else f"{quorum} valid replies"
 
 
-def _faults(outcome: RoundOutcome) -> str:
+def _describe_faults(outcome: RoundOutcome) -> str:
     reasons = [f"{site}: {reason}" for site, reason in (*outcome.dropped, *outcome.refused)]
     return "; ".join([*reasons, *outcome.warnings]) or "no site answered"

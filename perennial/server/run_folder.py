@@ -22,7 +22,7 @@ from perennial.server.checkpoint import (
     load_checkpoint,
     set_damaged_aside,
 )
-from perennial.server.control import pinned_split_key
+from perennial.server.control import read_split_key
 from perennial.server.run_states import Progress, State
 
 FREE_ON_RESUME = ("rounds", "evaluation", "absence")
@@ -47,7 +47,7 @@ class RunFolder:
     def checkpoint_folder(self) -> Path:
         return self.path / CHECKPOINT
 
-    def first_progress(self) -> Progress:
+    def create_progress(self) -> Progress:
         """The progress of a run that has not begun.
 
         Its token and the key of its splits are drawn here, once, from the operating system's secure source.
@@ -55,7 +55,7 @@ class RunFolder:
         """
         return Progress(
             run=secrets.token_hex(RUN_TOKEN // 2),
-            split_key=pinned_split_key(self.path) or secrets.token_hex(SPLIT_KEY // 2),
+            split_key=read_split_key(self.path) or secrets.token_hex(SPLIT_KEY // 2),
             inputs=self.inputs,
             cohort=self.cohort,
         )
@@ -115,7 +115,7 @@ def _require_same_experiment(
     except ValidationError as error:
         reason = error.errors(include_url=False)[0]["msg"]
         raise StateError(f"{path}: the run began with settings that this release lacks: {reason}") from error
-    found = _differences(began, experiment.model_dump(mode="json"), "")
+    found = _find_differences(began, experiment.model_dump(mode="json"), "")
     changed = [f"{key} {values}" for key, values in found.items() if not key.startswith(free)]
     if changed:
         raise StateError(
@@ -167,13 +167,13 @@ def _as_stored(inputs: Inputs) -> dict[str, Any]:
     return json.loads(json.dumps(inputs.to_json() | {"columns": columns}))
 
 
-def _differences(old: Any, new: Any, key: str) -> dict[str, str]:
+def _find_differences(old: Any, new: Any, key: str) -> dict[str, str]:
     """Return the keys with different values, and for each both values in words."""
     if not isinstance(old, dict) or not isinstance(new, dict):
         return {} if old == new else {key: f"(was {_as_yaml(old)}, is {_as_yaml(new)})"}
     found: dict[str, str] = {}
     for name in sorted(old.keys() | new.keys()):
-        found |= _differences(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))
+        found |= _find_differences(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))
     return found
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from perennial.config.experiment import Experiment
 from perennial.learning.evaluation_tables import EvaluationTables
 from perennial.learning.scored import Scored
-from perennial.server.measures.assemble import assemble, patient_intervals, prediction_sets
-from perennial.server.measures.calibration import at_an_end
-from perennial.server.measures.headline import operating_points
+from perennial.server.measures.assemble import assemble, build_prediction_sets, estimate_patient_intervals
+from perennial.server.measures.calibration import is_at_end
+from perennial.server.measures.headline import choose_operating_points
 from perennial.server.measures.record import Measures, write_measures
 from perennial.server.position import Position
 from perennial.server.site_counts import SiteCounts
@@ -31,7 +31,7 @@ def write_task_measures(
     reported: the sites' counts. unlearnt: labels of which the model learnt from no record.
     """
     names = list(position.registry.classes[: position.num_classes])
-    found = task_measures(
+    found = measure_task(
         position.experiment,
         position.progress.task,
         names,
@@ -41,11 +41,11 @@ def write_task_measures(
         one_classifier=position.one_classifier,
     )
     if found is not None:
-        notes = [*found.notes, *_unlearnt([names[label] for label in unlearnt])]
+        notes = [*found.notes, *_describe_unlearnt([names[label] for label in unlearnt])]
         write_measures(folder, found.model_copy(update={"notes": notes}))
 
 
-def task_measures(
+def measure_task(
     experiment: Experiment,
     task: int,
     classes: list[str],
@@ -63,7 +63,7 @@ def task_measures(
     one_classifier: whether sites judged the model with the classifier that the server has, and not each with
     class means of its own; if not, their tables are not combined with the server's.
     """
-    tables = _combined(central, sites.tables.total if one_classifier or central is None else None)
+    tables = _combine_tables(central, sites.tables.total if one_classifier or central is None else None)
     if tables is None:
         return None
     temperature = sites.temperature
@@ -71,14 +71,14 @@ def task_measures(
     if central is not None and patients is not None:
         known, numbered = np.unique(patients, return_inverse=True)
         if len(known) < len(patients):
-            intervals = patient_intervals(central, numbered, temperature)
+            intervals = estimate_patient_intervals(central, numbered, temperature)
     coverage = experiment.evaluation.coverage
     # the counts of each subgroup, from the sites that reported it
     subgroup = experiment.data.subgroup if len(tables.subgroups) else None
     parts = {} if subgroup is None else dict(zip(subgroup.values, tables.subgroups, strict=True))
     sets = None
     if coverage is not None:
-        sets = prediction_sets(tables, classes, coverage, _void(sites, one_classifier))
+        sets = build_prediction_sets(tables, classes, coverage, _explain_void(sites, one_classifier))
     return assemble(
         tables,
         classes,
@@ -91,16 +91,16 @@ def task_measures(
         held_out=sites.held_out if central is None else len(central),
         subgroup_column="" if subgroup is None else subgroup.column,
         prediction_sets=sets,
-        operating_points=operating_points(tables, classes, experiment.evaluation.operating_points),
-        notes=_notes(experiment, central, sites),
+        operating_points=choose_operating_points(tables, classes, experiment.evaluation.operating_points),
+        notes=_list_notes(experiment, central, sites),
     )
 
 
-def _combined(central: Scored | None, reported: EvaluationTables | None) -> EvaluationTables | None:
+def _combine_tables(central: Scored | None, reported: EvaluationTables | None) -> EvaluationTables | None:
     """The server's tables with the sites' validation and calibration samples; theirs where it has none."""
     if central is None:
         return reported
-    tables = central.tables()
+    tables = central.build_tables()
     if reported is None:
         return tables
     return replace(
@@ -111,7 +111,7 @@ def _combined(central: Scored | None, reported: EvaluationTables | None) -> Eval
     )
 
 
-def _void(sites: SiteCounts, one_classifier: bool) -> str:
+def _explain_void(sites: SiteCounts, one_classifier: bool) -> str:
     if sites.tables.total is None:
         return "no site sent calibration counts"
     if not one_classifier:
@@ -124,9 +124,9 @@ def _void(sites: SiteCounts, one_classifier: bool) -> str:
     return ""
 
 
-def _notes(experiment: Experiment, central: Scored | None, sites: SiteCounts) -> list[str]:
+def _list_notes(experiment: Experiment, central: Scored | None, sites: SiteCounts) -> list[str]:
     notes = []
-    if at_an_end(sites.temperature):
+    if is_at_end(sites.temperature):
         notes.append(
             f"The temperature {sites.temperature:g} is the end of those that were tried; the best may lie "
             "beyond it, and stated probabilities are to be taken with care."
@@ -145,7 +145,7 @@ def _notes(experiment: Experiment, central: Scored | None, sites: SiteCounts) ->
     return notes
 
 
-def _unlearnt(names: Sequence[str]) -> list[str]:
+def _describe_unlearnt(names: Sequence[str]) -> list[str]:
     if not names:
         return []
     return [
@@ -155,7 +155,7 @@ def _unlearnt(names: Sequence[str]) -> list[str]:
     ]
 
 
-def confidence_facts(measures: Measures | None, *, one_classifier: bool = True) -> dict[str, Any]:
+def build_confidence_facts(measures: Measures | None, *, one_classifier: bool = True) -> dict[str, Any]:
     """The fields of a saved model's Confidence; {} if it was not calibrated."""
     if measures is None or not one_classifier:
         return {}

@@ -22,7 +22,7 @@ Measured = Annotated[
 """A figure that may be absent; NaN and infinity mean that nothing was measured."""
 
 
-def _triangle(matrix: list[list[float | None]]) -> list[list[float | None]]:
+def _check_triangle(matrix: list[list[float | None]]) -> list[list[float | None]]:
     for number, row in enumerate(matrix, 1):
         if len(row) != number:
             raise ValueError(f"row {number} has {len(row)} columns, expected {number}")
@@ -95,7 +95,7 @@ class Summary(_Record):
     experiment: str
     seed: int
     engine: str
-    accuracy_matrix: Annotated[list[list[Measured]], Field(min_length=1), AfterValidator(_triangle)]
+    accuracy_matrix: Annotated[list[list[Measured]], Field(min_length=1), AfterValidator(_check_triangle)]
     """Row t, column i: accuracy on task i after task t; row t has t columns."""
     average_accuracy: list[Measured]
     average_incremental_accuracy: Measured
@@ -197,7 +197,7 @@ def read_run(folder: Path) -> Run:
             case {"event": "run_started", **facts} if started is None:
                 started = _time(facts.get("time"))
             case {"event": "round", **facts}:
-                entry = checked(RoundEvent, facts, f"{path}, round {facts.get('round')}")
+                entry = parse_content(RoundEvent, facts, f"{path}, round {facts.get('round')}")
                 rounds[entry.round] = entry
             case {"event": "note", **facts}:
                 notes.append(str(facts.get("text", "")))
@@ -217,10 +217,10 @@ def read_summary(folder: Path) -> Summary:
         raise StateError(
             f"{path}: damaged or cut short ({error}); resume the run to write it again"
         ) from None
-    return checked(Summary, content, str(path))
+    return parse_content(Summary, content, str(path))
 
 
-def checked(model: type[Model], content: Any, where: str) -> Model:
+def parse_content(model: type[Model], content: Any, where: str) -> Model:
     """Parse content as a `model`. Raises StateError naming where, the faulty fields and what was found."""
     try:
         return model.model_validate(content)

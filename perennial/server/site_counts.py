@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from flwr.serverapp import Grid
 
-from perennial.config.evaluation import count_noise, subgroups_of
+from perennial.config.evaluation import count_noise, count_subgroups
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ProtocolError
 from perennial.learning.evaluation_tables import MOST_CLASSES, EvaluationTables
 from perennial.privacy.noise import Noise
-from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples
+from perennial.privacy.noised_counts import STEPS, CountNoise, join_cells, round_to_samples
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest, FinishTaskRequest
 from perennial.protocol.stamp import Maskable
-from perennial.protocol.tensors import content_sha256
-from perennial.server.evaluation import ReportedCounts, pooled, reported_counts
-from perennial.server.measures.record import wilson
-from perennial.strategies.round.exchange import Exchange, answers, check_counts
+from perennial.protocol.tensors import hash_tensors
+from perennial.server.evaluation import ReportedCounts, pool_counts, withhold_counts
+from perennial.server.measures.record import compute_wilson_interval
+from perennial.strategies.round.exchange import Exchange, check_counts, yield_answers
 
 if TYPE_CHECKING:
     from perennial.strategies.secure.masked_sums import MaskedSums
@@ -45,7 +45,7 @@ class SiteTables:
         self.suppressed += bool(reply.withheld or reply.uncalibrated)
         if reply.tables is None:
             return
-        tables = tables_of(reply, subgroups)
+        tables = read_tables(reply, subgroups)
         self.total = tables if self.total is None else self.total + tables
         self.by_site[site] = tables.by_class()
         self.reported += 1
@@ -60,12 +60,12 @@ class SiteTables:
         return cls(tables if reported else None, {}, reported, suppressed)
 
 
-def counts_beside(classes: int, subgroups: int) -> int:
+def count_beside(classes: int, subgroups: int) -> int:
     """Number of further counts, beside right answers and samples, in a masked sum with tables."""
     return len(EvaluationTables.empty(classes, subgroups).vector()) + 2
 
 
-def tables_of(reply: EvaluateReply, subgroups: int) -> EvaluationTables:
+def read_tables(reply: EvaluateReply, subgroups: int) -> EvaluationTables:
     """Read the tables in a reply. Raises ProtocolError if they have another form or size."""
     assert reply.tables is not None
     counts = reply.tables.get("counts")
@@ -86,7 +86,7 @@ def check_tables(reply: EvaluateReply, subgroups: int, *, asked: bool, validatio
         return
     if not asked or reply.num_classes > MOST_CLASSES:
         raise ProtocolError(f"EvaluateReply: tables: not asked for; allowed up to {MOST_CLASSES} classes")
-    tables = tables_of(reply, subgroups)
+    tables = read_tables(reply, subgroups)
     counts = tables.vector()
     if counts.min(initial=0) < 0 or counts.max(initial=0) > LARGEST:
         raise ProtocolError("EvaluateReply: tables: a count is below 0 or beyond what can be")
@@ -139,10 +139,10 @@ class SiteCounts:
         """Number of samples that the sites counted."""
         return sum(samples or 0 for _, total in self.by_site.values() for samples in total)
 
-    def together(self, num_classes: int) -> ReportedCounts:
+    def sum_counts(self, num_classes: int) -> ReportedCounts:
         """The sum of all sites' counts; noised ones are moved into what is possible."""
-        correct, total = pooled(self.by_site.values(), num_classes)
-        return possible(correct, total) if self.std else (correct, total)
+        correct, total = pool_counts(self.by_site.values(), num_classes)
+        return clamp_counts(correct, total) if self.std else (correct, total)
 
     def interval(self, num_classes: int) -> tuple[float, float] | None:
         """95 % interval of the accuracy over all classes, for the sampling of patients and for the noise.
@@ -150,7 +150,7 @@ class SiteCounts:
         Without noise Wilson's; with it a normal one, whose variance is that of both. None if nothing was
         reported, or all of it may be noise.
         """
-        correct, total = self.together(num_classes)
+        correct, total = self.sum_counts(num_classes)
         samples = sum(reported or 0 for reported in total)
         cells = sum(reported is not None for _, of_site in self.by_site.values() for reported in of_site)
         drowned = _Z * self.std * math.sqrt(2 * cells)
@@ -158,14 +158,14 @@ class SiteCounts:
             return None
         share = sum(correct) / samples
         if not self.std:
-            ends = wilson(sum(correct), samples)
+            ends = compute_wilson_interval(sum(correct), samples)
             return None if ends.low is None or ends.high is None else (ends.low, ends.high)
         noise = cells * self.std**2 * ((1 - share) ** 2 + share**2) / samples**2
         half = _Z * math.sqrt(max(share * (1 - share), 0.0) / samples + noise)
         return max(0.0, share - half), min(1.0, share + half)
 
 
-def possible(correct: Sequence[int], total: Sequence[int | None]) -> ReportedCounts:
+def clamp_counts(correct: Sequence[int], total: Sequence[int | None]) -> ReportedCounts:
     """Move noised counts to the nearest possible ones: none below 0, right answers at most the samples."""
     samples = [None if reported is None else max(0, reported) for reported in total]
     return [
@@ -173,7 +173,7 @@ def possible(correct: Sequence[int], total: Sequence[int | None]) -> ReportedCou
     ], samples
 
 
-def opened_counts(
+def open_counts(
     sums: "MaskedSums",
     grid: Grid,
     requests: Requests[EvaluateRequest],
@@ -188,21 +188,21 @@ def opened_counts(
     Returns None, with a note, when no sum was opened. noised: whether sites add noise, so that any count can
     be negative. beside: how many other counts there are.
     """
-    from perennial.config.secure_words import counts_of
+    from perennial.config.secure_words import decode_counts
     from perennial.privacy.secure.server_session import NotEnough
 
     try:
         statistic = requests[0][2].statistic
-        opened = sums.collect(grid, statistic, model_asked_about(requests), requests, deadline, note)
-        return counts_of(opened.words, requests[0][2].num_classes, noised=noised, beside=beside)
+        opened = sums.collect(grid, statistic, hash_asked_model(requests), requests, deadline, note)
+        return decode_counts(opened.words, requests[0][2].num_classes, noised=noised, beside=beside)
     except (NotEnough, ValueError) as missing:
         note("evaluation", str(missing))
         return None
 
 
-def model_asked_about(requests: Sequence[tuple[str, int, EvaluateRequest | FinishTaskRequest]]) -> str:
+def hash_asked_model(requests: Sequence[tuple[str, int, EvaluateRequest | FinishTaskRequest]]) -> str:
     """The model that the sites are asked about."""
-    return content_sha256(requests[0][2].arrays) if requests else ""
+    return hash_tensors(requests[0][2].arrays) if requests else ""
 
 
 def ask_for_counts(
@@ -221,15 +221,15 @@ def ask_for_counts(
         return SiteCounts({})
     deadline, noise = experiment.rounds.deadline, count_noise(experiment)
     of_server = experiment.privacy.mode == "client_central"
-    tables, subgroups, first = SiteTables(), subgroups_of(experiment), requests[0][2]
+    tables, subgroups, first = SiteTables(), count_subgroups(experiment), requests[0][2]
     if sums is not None:
-        beside = counts_beside(first.num_classes, subgroups) if first.tables else 0
+        beside = count_beside(first.num_classes, subgroups) if first.tables else 0
         noised = noise is not None
-        opened = opened_counts(sums, grid, requests, deadline, note, noised=noised, beside=beside)
+        opened = open_counts(sums, grid, requests, deadline, note, noised=noised, beside=beside)
         if opened is None:
             return SiteCounts({})
         correct, total, others = opened
-        reported = {ALL_SITES: reported_counts(correct, total, None)}
+        reported = {ALL_SITES: withhold_counts(correct, total, None)}
         tables = SiteTables.of_a_sum(others, first.num_classes, subgroups)
     else:
 
@@ -240,10 +240,10 @@ def ask_for_counts(
                 raise ProtocolError("EvaluateReply: counts of a larger norm than evaluation.clip_counts")
 
         found: dict[str, ReportedCounts] = {}
-        for site, reply in answers(grid, exchange, requests, EvaluateReply, deadline, note, check):
+        for site, reply in yield_answers(grid, exchange, requests, EvaluateReply, deadline, note, check):
             if reply.withheld:
                 note(site, f"withholds the counts of {len(reply.withheld)} classes (its floor)")
-            found[site] = reported_counts(reply.correct, reply.total, reply.withheld)
+            found[site] = withhold_counts(reply.correct, reply.total, reply.withheld)
             tables.add(site, reply, subgroups)
         # in the order of the requests, whatever order the replies came in
         reported = {site: found[site] for site, _, _ in requests if site in found}
@@ -252,7 +252,7 @@ def ask_for_counts(
         return SiteCounts(reported, tables=tables)
     classes = requests[0][2].num_classes
     if of_server:
-        return SiteCounts({ALL_SITES: _noised(reported, classes, noise)}, noise.std)
+        return SiteCounts({ALL_SITES: _add_noise(reported, classes, noise)}, noise.std)
     if ALL_SITES not in reported:
         return SiteCounts(reported, noise.std)
     # every site added a part of the noise where it is shared, and the whole of it in the other modes
@@ -261,13 +261,13 @@ def ask_for_counts(
     return SiteCounts(reported, noise.std * math.sqrt(len(requests) / (honest if shared else 1)))
 
 
-def _noised(
+def _add_noise(
     reported: Mapping[str, ReportedCounts],
     classes: int,
     noise: CountNoise,
 ) -> ReportedCounts:
     """The sum of shrunk counts with the server's noise; what no site reported stays unknown."""
-    correct, total = pooled(reported.values(), classes)
-    cells = cells_of(correct, [samples or 0 for samples in total]) * STEPS
-    right, samples = in_samples(cells + noise.draw(len(cells), Noise()))
+    correct, total = pool_counts(reported.values(), classes)
+    cells = join_cells(correct, [samples or 0 for samples in total]) * STEPS
+    right, samples = round_to_samples(cells + noise.draw(len(cells), Noise()))
     return right, [None if known is None else n for known, n in zip(total, samples, strict=True)]

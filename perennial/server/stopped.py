@@ -32,7 +32,7 @@ class LossCourse:
     last: float | None = None
     finite: bool = True
 
-    def then(self, loss: float | None) -> "LossCourse":
+    def add_round(self, loss: float | None) -> "LossCourse":
         """The course with one round more; loss None: the round reported none."""
         if loss is None:
             return self
@@ -48,7 +48,7 @@ class LossCourse:
         """The course of these rounds."""
         course = cls()
         for loss in losses:
-            course = course.then(loss)
+            course = course.add_round(loss)
         return course
 
     @property
@@ -62,7 +62,9 @@ class LossCourse:
         return f"the training loss has not fallen in {self.rounds} rounds ({first:.3g} to {last:.3g})"
 
 
-def signs_of_stopping(correct: Sequence[int], total: Sequence[int | None], losses: LossCourse) -> list[str]:
+def find_signs_of_stopping(
+    correct: Sequence[int], total: Sequence[int | None], losses: LossCourse
+) -> list[str]:
     """In words, why a model is taken to have learnt nothing; [] if it has learnt, or if nobody can tell.
 
     correct, total: right answers and samples of each class seen so far; None: not known. losses: of the
@@ -104,7 +106,7 @@ def _is_chance(counts: Sequence[tuple[int, int]]) -> bool:
     return told and not above
 
 
-def what_to_try(experiment: Experiment) -> list[str]:
+def suggest_settings(experiment: Experiment) -> list[str]:
     """The settings of this experiment that most often make learning stop, and what to put in their place."""
     learner, model = experiment.learner, experiment.model
     if not experiment.strategy.trains:

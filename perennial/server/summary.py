@@ -15,17 +15,21 @@ from typing import Any
 from safetensors.torch import load_file
 
 import perennial
-from perennial.foundation.files import file_sha256, replace_file
+from perennial.foundation.files import hash_file, replace_file
 from perennial.models.saved import GLOBAL_MODEL, PERSONAL_MODEL, Inputs, save_model
 from perennial.privacy.entries import Entry
-from perennial.protocol.tensors import content_sha256
+from perennial.protocol.tensors import hash_tensors
 from perennial.server.curriculum import Curriculum
 from perennial.server.journal import read_events
 from perennial.server.measures.record import Measures, read_measures
-from perennial.server.metrics import average_incremental_accuracy, backward_transfer, forgetting
+from perennial.server.metrics import (
+    average_incremental_accuracy,
+    compute_backward_transfer,
+    compute_forgetting,
+)
 from perennial.server.preflight import open_channels
-from perennial.server.run_measures import confidence_facts
-from perennial.server.stopped import what_to_try
+from perennial.server.run_measures import build_confidence_facts
+from perennial.server.stopped import suggest_settings
 
 MODEL_HASHES = ("model_sha256", "group_models_sha256", "personal_models_sha256")
 METRICS = ("round", "task", "train_loss", "accuracy", "bytes_up", "bytes_down", "seconds")
@@ -41,21 +45,24 @@ def write_results(
     """
     folder, position = curriculum.folder.path, curriculum.position
     measures = read_measures(folder)
-    summary = summarise(curriculum, engine) | {"measured_on": measured_on, "measures": _outline(measures)}
+    summary = summarise(curriculum, engine) | {
+        "measured_on": measured_on,
+        "measures": _extract_outline(measures),
+    }
     curriculum.journal.write(
         "run_finished", final_accuracy=summary["final_accuracy"], seconds=summary["seconds"]
     )
     experiment = position.experiment.model_dump_json()
     save_model(
         folder / GLOBAL_MODEL,
-        position.model.frozen(),
+        position.model.collect_tensors(),
         inputs,
         position.registry.classes,
         experiment,
-        confidence=confidence_facts(measures, one_classifier=position.one_classifier),
+        confidence=build_confidence_facts(measures, one_classifier=position.one_classifier),
     )
-    summary["model_file_sha256"] = file_sha256(folder / GLOBAL_MODEL)
-    replace_file(folder / "metrics.csv", metrics_csv(read_events(folder)).encode(), mode=0o644)
+    summary["model_file_sha256"] = hash_file(folder / GLOBAL_MODEL)
+    replace_file(folder / "metrics.csv", format_metrics_csv(read_events(folder)).encode(), mode=0o644)
     replace_file(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode(), mode=0o644)
     from perennial.server.report.write import write_report
 
@@ -63,7 +70,7 @@ def write_results(
     return summary
 
 
-def _outline(measures: Measures | None) -> dict[str, Any] | None:
+def _extract_outline(measures: Measures | None) -> dict[str, Any] | None:
     """The figures of measures.json that a program compares runs by."""
     if measures is None:
         return None
@@ -108,7 +115,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     task_end_bytes_up, task_end_bytes_down: of the tensors at the ends of tasks, which are not in the former.
     """
     position, history, schedule = curriculum.position, curriculum.history.data, curriculum.position.schedule
-    by_round = measured_rounds(read_events(curriculum.folder.path))
+    by_round = list_measured_rounds(read_events(curriculum.folder.path))
     matrix, averages = history["central"], history["average"]
     classes = position.registry.classes
     return {
@@ -123,8 +130,8 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "balanced_accuracy": history["balanced"],
         "unbalanced": history.get("unbalanced", False),
         "class_accuracy": history["class_accuracy"],
-        "forgetting": forgetting(matrix),
-        "backward_transfer": backward_transfer(matrix),
+        "forgetting": compute_forgetting(matrix),
+        "backward_transfer": compute_backward_transfer(matrix),
         "federated_accuracy": history["federated"],
         "federated_interval": history["federated_interval"],
         "federated_noise": history["federated_noise"],
@@ -136,22 +143,22 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "task_end_bytes_up": history["task_end_bytes_up"],
         "task_end_bytes_down": history["task_end_bytes_down"],
         "seconds": round(position.progress.seconds, 3),
-        "model_sha256": content_sha256(position.model.arrays),
+        "model_sha256": hash_tensors(position.model.arrays),
         "group_models_sha256": {
-            group: content_sha256(arrays)
+            group: hash_tensors(arrays)
             for group, arrays in sorted(curriculum.strategy.group_models().items())
         },
-        "personal_models_sha256": personal_hashes(curriculum.folder.path),
+        "personal_models_sha256": hash_personal_models(curriculum.folder.path),
         "sites": history["sites"],
-        "stopped_learning": {"tasks": history["stopped"], "to_try": what_to_try(position.experiment)}
+        "stopped_learning": {"tasks": history["stopped"], "to_try": suggest_settings(position.experiment)}
         if history["stopped"]
         else None,
         "bounds": curriculum.rounds.bounds_met,
         "bounds_set": position.experiment.bounds.in_words,
-        "epsilon": epsilon(curriculum),
+        "epsilon": compute_epsilon(curriculum),
         "classes": list(classes),
         "tasks": [
-            [classes[label] for label in schedule.classes_of(task)] for task in range(1, schedule.count + 1)
+            [classes[label] for label in schedule.list_classes(task)] for task in range(1, schedule.count + 1)
         ],
         **curriculum.strategy.summary_blocks(),
         "versions": {"perennial": perennial.__version__}
@@ -160,7 +167,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     }
 
 
-def measured_rounds(events: list[dict[str, Any]]) -> list[tuple[float, int]]:
+def list_measured_rounds(events: list[dict[str, Any]]) -> list[tuple[float, int]]:
     """(accuracy, bytes that all rounds had sent by then) for each round after which it was measured."""
     found, sent = [], 0
     for event in events:
@@ -171,20 +178,20 @@ def measured_rounds(events: list[dict[str, Any]]) -> list[tuple[float, int]]:
     return found
 
 
-def personal_hashes(folder: Path) -> dict[str, str]:
+def hash_personal_models(folder: Path) -> dict[str, str]:
     """site -> SHA-256 of the tensors of its own model, for the sites whose folders lie in a run's folder."""
     return {
-        path.parent.name: content_sha256(load_file(path))
+        path.parent.name: hash_tensors(load_file(path))
         for path in sorted(folder.glob(f"sites/*/{PERSONAL_MODEL}"))
     }
 
 
-def hashes_of(summary: Mapping[str, Any]) -> dict[str, Any]:
+def extract_hashes(summary: Mapping[str, Any]) -> dict[str, Any]:
     """The hashes of all models of a run: equal for two runs if every model has the same bits."""
     return {name: summary[name] for name in MODEL_HASHES}
 
 
-def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
+def compute_epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
     """An upper bound on what each site's releases have cost in this run; None without protection.
 
     value and per_site are null where no noise was added. bayesian: the Bayesian figure beside the worst case;
@@ -197,12 +204,12 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
         return None
     from perennial.privacy.statement import Statement, describe
 
-    charged = curriculum.releases.charged()
-    bayesian = _bayesian(curriculum, [site for site, entries in charged.items() if entries])
+    charged = curriculum.releases.list_charged()
+    bayesian = _compute_bayesian(curriculum, [site for site, entries in charged.items() if entries])
     sites = len(charged) if privacy.hidden_unit == "site" else None
 
     @cache
-    def claim(releases: frozenset[tuple[Entry, int]]) -> Statement:
+    def describe_claim(releases: frozenset[tuple[Entry, int]]) -> Statement:
         return describe(
             privacy,
             [entry for entry, times in sorted(releases, key=repr) for _ in range(times)],
@@ -211,38 +218,40 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
             also_open=open_channels(experiment),
         )
 
-    claims = {site: claim(frozenset(Counter(entries).items())) for site, entries in sorted(charged.items())}
+    claims = {
+        site: describe_claim(frozenset(Counter(entries).items())) for site, entries in sorted(charged.items())
+    }
     per_site = {site: statement.epsilon for site, statement in claims.items()}
-    worst = max([claim(frozenset()), *claims.values()], key=lambda statement: statement.epsilon)
+    worst = max([describe_claim(frozenset()), *claims.values()], key=lambda statement: statement.epsilon)
     return {
-        "value": _finite(worst.epsilon),
+        "value": _drop_nonfinite(worst.epsilon),
         "unit": privacy.hidden_unit,
         "delta": privacy.delta,
         "accountant": privacy.accountant,
-        "per_site": {site: _finite(value) for site, value in per_site.items()},
+        "per_site": {site: _drop_nonfinite(value) for site, value in per_site.items()},
         "bayesian": bayesian,
         "claim": worst.to_json(),
     }
 
 
-def _bayesian(curriculum: Curriculum, sites: list[str]) -> float | None:
+def _compute_bayesian(curriculum: Curriculum, sites: list[str]) -> float | None:
     """The largest of all sites; None where it is not asked for, or where one has none."""
     progress = curriculum.position.progress
     if not curriculum.position.experiment.privacy.bayesian:
         return None
-    from perennial.learning.bayesian_estimate import bayesian_figure_of
+    from perennial.learning.bayesian_estimate import read_bayesian_figure
 
     folder = curriculum.folder.path / "sites"
-    found = [bayesian_figure_of(folder / site, progress.run) for site in sites]
+    found = [read_bayesian_figure(folder / site, progress.run) for site in sites]
     values = [figure.epsilon for figure in found if figure is not None and figure.epsilon is not None]
     return max(values) if values and len(values) == len(sites) else None
 
 
-def _finite(value: float) -> float | None:
+def _drop_nonfinite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def metrics_csv(events: list[dict[str, Any]]) -> str:
+def format_metrics_csv(events: list[dict[str, Any]]) -> str:
     """The content of metrics.csv: one line for each round."""
     text = io.StringIO()
     writer: csv.DictWriter[str] = csv.DictWriter(text, METRICS, extrasaction="ignore", lineterminator="\n")

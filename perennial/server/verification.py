@@ -14,17 +14,17 @@ import torch
 
 from perennial.config.rounds import BoundsConfig
 from perennial.config.schema import StrategySpec
-from perennial.config.strategies import solved_by
+from perennial.config.strategies import hash_solver_settings
 from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file
 from perennial.learning.analytic.statistics import read_statistics_file
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.saved import GLOBAL_MODEL, load_saved
-from perennial.privacy.secure.keys import fingerprint
-from perennial.privacy.signed_sums import Signer, Statement, allowed_by, lists
+from perennial.privacy.secure.keys import format_fingerprint
+from perennial.privacy.signed_sums import Signer, Statement, hash_lists, is_allowed
 from perennial.server.opened_run import OpenedRun
-from perennial.strategies.analytic.kept import FOLDER, counted_sums, file_name
+from perennial.strategies.analytic.kept import FOLDER, combine_sums, name_file
 from perennial.strategies.analytic.method import Analytic
 from perennial.strategies.factory import build_strategy
 
@@ -57,7 +57,7 @@ def write_statements(run: OpenedRun, shrinkage: float) -> Path:
     Raises ConfigError if validation samples chose the head, which sums do not show, or a site signed nothing.
     """
     run.require_certifiable()
-    statements, experiment = run.statements(), run.experiment
+    statements, experiment = run.list_statements(), run.experiment
     found = SignedModel(
         run=run.run,
         strategy=experiment.strategy.model_dump(mode="json"),
@@ -89,26 +89,28 @@ def verify(file: Path, keys: Mapping[str, Sequence[str]] | None = None) -> list[
     except (OSError, ValueError, TypeError) as error:
         raise StateError(f"{file}: no statements of sums of this release ({str(error)!r:.200})") from error
     signers = [Signer(*row) for row in found.signers]
-    _require_statements(statements, found, signers, solved_by(strategy, bounds), keys)
+    _require_statements(statements, found, signers, hash_solver_settings(strategy, bounds), keys)
     analytic = build_strategy(strategy.name, strategy.parameters).find(Analytic)
     if analytic is None:
         raise StateError(f"{file}: strategy: found {strategy.name!r}, allowed analytic")
     kept, analytic.bounds = analytic.kept_sums, bounds
     kept.folder = file.absolute().parent / FOLDER
     for statement in statements:
-        path = kept.folder / file_name(statement.task, statement.site)
+        path = kept.folder / name_file(statement.task, statement.site)
         own, _ = read_statistics_file(path)
         if not statement.is_of(own.sha256):
             raise StateError(f"{path}: not the sums that {statement.site} signed")
         kept.total = own if kept.total is None else kept.total + own
         facts = {"sha256": own.sha256, "samples": own.samples}
         kept.contributions.setdefault(statement.task, {})[statement.site] = facts
-    named = {file_name(statement.task, statement.site) for statement in statements}
+    named = {name_file(statement.task, statement.site) for statement in statements}
     if stray := sorted(path for path in kept.folder.glob("*.safetensors") if path.name not in named):
         raise StateError(f"{stray[0]}: no statement is of these sums, and whose they are is not in the model")
     known = _require_model(file.absolute().parent / GLOBAL_MODEL, found, analytic)
     asked = analytic.settings.shrinkage == "validation"
-    here = None if asked else analytic.settings.without_asking(counted_sums(kept, bounds, range(known)))
+    here = (
+        None if asked else analytic.settings.choose_without_asking(combine_sums(kept, bounds, range(known)))
+    )
     how = "follows from settings and sums" if here == found.shrinkage else "is what the operator says"
     names = sorted({statement.site for statement in statements})
     lines = [
@@ -118,7 +120,7 @@ def verify(file: Path, keys: Mapping[str, Sequence[str]] | None = None) -> list[
     for each in (each for each in signers if each.site in names):
         by = "certified by a node key" if each.node_key else "certified by nobody"
         lines.append(
-            f"{each.site}: key {fingerprint(each.key)}, {'in your list' if keys is not None else by}"
+            f"{each.site}: key {format_fingerprint(each.key)}, {'in your list' if keys is not None else by}"
         )
     return [*lines, "whether a signer's sums hold another site's records, only that signer can say"]
 
@@ -133,7 +135,7 @@ def _require_statements(
     """Raises StateError naming the first statement that is not a listed site's, or not of this model."""
     orders = {sha256(",".join(found.classes[:n]).encode()).hexdigest() for n in range(len(found.classes) + 1)}
     by_key = {(signer.site, signer.key): signer for signer in signers}
-    listed = set(lists(signer.row for signer in signers))
+    listed = set(hash_lists(signer.row for signer in signers))
     replaced = {statement.supersedes for statement in statements}
     once: set[tuple[str, int]] = set()
     if not statements:
@@ -143,7 +145,7 @@ def _require_statements(
         for holds, why in (
             (one.signed, "its signature is not of its key"),
             (signer is not None and one.signers in listed, "its key is not in the list of signers"),
-            (brought is None or (signer and allowed_by(signer, brought)), "its key is not in your list"),
+            (brought is None or (signer and is_allowed(signer, brought)), "its key is not in your list"),
             (one.settings == settings, "its site signed other settings"),
             (one.run == found.run, "of another run"),
             (one.features == found.features, "of other feature maps"),
@@ -164,8 +166,8 @@ def _require_model(path: Path, found: SignedModel, analytic: Analytic) -> int:
         raise StateError(f"{path}: its feature maps are not those that the sites signed")
     if list(saved.classes) != found.classes[: len(saved.classes)]:
         raise StateError(f"{path}: its classes are not those that the sites signed")
-    solved, _ = analytic.solved_again(len(saved.classes), found.shrinkage)
-    for name, tensor in solved.tensors().items():
+    solved, _ = analytic.solve_again(len(saved.classes), found.shrinkage)
+    for name, tensor in solved.list_tensors().items():
         now = saved.model.state_dict()[name]
         most = SAME_MODEL * float(tensor.abs().max())
         if now.shape != tensor.shape or not torch.allclose(now, tensor, rtol=0, atol=most):

@@ -13,7 +13,7 @@ from typing import Any
 
 from perennial.client.consent import withdraw as leave
 from perennial.foundation.errors import StateError
-from perennial.foundation.files import replace_file, sole_owner
+from perennial.foundation.files import hold_folder, replace_file
 from perennial.learning.analytic.statistics import Statistics, read_by_task
 from perennial.models.saved import GLOBAL_MODEL
 from perennial.privacy.signed_sums import Statement
@@ -34,18 +34,18 @@ def withdraw(folder: Path, site: str, shrinkage: float | None = None) -> Path | 
     the experiment's own, or chosen again from the sums. Raises StateError or ConfigError saying why it cannot
     be done; a command that was stopped is completed by giving it again.
     """
-    with sole_owner(folder, "withdraw"):
+    with hold_folder(folder, "withdraw"):
         run = OpenedRun.open(folder, unfinished=True)
         run.require_features_of_nobody()
         strategy = run.strategy
-        again, gone = strategy.settings.asks_again(shrinkage), site in strategy.withdrawn
+        again, gone = strategy.settings.needs_asking_again(shrinkage), site in strategy.withdrawn
         if again and not gone and run.model is None:
             raise StateError(f"{folder}: samples of all sites choose its head; finish it, then withdraw")
         if not again:
             # they are written last: where that is refused, nothing may have been changed before
-            run.statements()
+            run.list_statements()
         if not gone:
-            strategy.withdrawn[site] = _subtracted(run, site)
+            strategy.withdrawn[site] = _subtract_site(run, site)
         if again:
             if not gone:
                 run.begin_again()
@@ -66,7 +66,7 @@ def withdraw(folder: Path, site: str, shrinkage: float | None = None) -> Path | 
         return write_statements(run, used)
 
 
-def until_resumed(folder: Path, site: str) -> Iterator[str]:
+def describe_next_steps(folder: Path, site: str) -> Iterator[str]:
     """Yield lines on what is to be done after a withdrawal that leaves the run without a model."""
     run = OpenedRun.open(folder, unfinished=True)
     if run.model is not None:
@@ -79,12 +79,12 @@ def until_resumed(folder: Path, site: str) -> Iterator[str]:
     else:
         yield f"the sites that are left are asked again by: perennial run --resume {folder}"
         yield f"of a deployment by: perennial deploy resume {folder.name}"
-    for path in still_there(folder):
+    for path in list_leftovers(folder):
         if not path.startswith(f"{CHECKPOINT}/"):
             yield f"{folder / path}: may still hold the old model"
 
 
-def _subtracted(run: OpenedRun, site: str) -> dict[str, Any]:
+def _subtract_site(run: OpenedRun, site: str) -> dict[str, Any]:
     """Take a site's sums out; returns what is kept of it.
 
     Raises StateError where it gave none, or where no other site did.
@@ -95,9 +95,9 @@ def _subtracted(run: OpenedRun, site: str) -> dict[str, Any]:
     if strategy.sums.sites == [site]:
         raise StateError(f"{run.folder}: {site} is the only site; without it there is no model")
     if strategy.head == "balanced_ridge":
-        return {"number": _next_number(run)}
+        return {"number": _find_next_number(run)}
     sums, before = strategy.kept_sums, run.total.sha256
-    return _withdrawal(run, before, sums.take_back(site))
+    return _describe_withdrawal(run, before, sums.take_back(site))
 
 
 def _remove_what_it_made(run: OpenedRun, site: str) -> None:
@@ -123,11 +123,11 @@ def write_form(folder: Path, site: str, path: Path) -> Path:
     """
     run = OpenedRun.open(folder)
     run.require_certifiable()
-    if not run.strategy.kept_sums.contributions_of(site):
+    if not run.strategy.kept_sums.list_contributions(site):
         raise StateError(f"site {site!r}: its sums are in no task of this run")
     key = run.checkpoint.progress.split_key
     content = {"run": run.run, "experiment": run.experiment.digest, "split_key": key}
-    content |= {"statements": run.current(site)}
+    content |= {"statements": run.list_current_hashes(site)}
     replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
     return path
 
@@ -137,7 +137,7 @@ def withdraw_records(folder: Path, site: str, group: Path, shrinkage: float | No
 
     group: the file that the site wrote with `perennial site withdraw`.
     """
-    with sole_owner(folder, "withdraw"):
+    with hold_folder(folder, "withdraw"):
         run = OpenedRun.open(folder)
         run.require_features_of_nobody()
         sums, strategy = run.strategy.kept_sums, run.strategy
@@ -153,13 +153,13 @@ def withdraw_records(folder: Path, site: str, group: Path, shrinkage: float | No
                 raise StateError(f"{group}: {key}: found {facts.get(key)!r:.40}, allowed {value!r:.40}")
         sha256 = hashlib.sha256(group.read_bytes()).hexdigest()
         if sha256 not in strategy.groups:
-            before, remaining = run.total.sha256, sums.without_group(site, by_task)
-            statements = _statements(group, facts, remaining, run, site)
-            subtracted = _added_up(by_task.values())
+            before, remaining = run.total.sha256, sums.subtract_group(site, by_task)
+            statements = _verify_statements(group, facts, remaining, run, site)
+            subtracted = _add_up(by_task.values())
             sums.replace(site, remaining, statements)
             if not run.total.samples:
                 raise StateError(f"{folder}: nothing would be left, and without samples there is no model")
-            strategy.groups[sha256] = _withdrawal(run, before, subtracted) | {"site": site}
+            strategy.groups[sha256] = _describe_withdrawal(run, before, subtracted) | {"site": site}
         head, used = run.head(shrinkage)
         strategy.chosen[max(strategy.chosen, default=1)] = used
         forget_own_heads(folder)
@@ -171,7 +171,7 @@ def withdraw_records(folder: Path, site: str, group: Path, shrinkage: float | No
         return write_statements(run, used)
 
 
-def _statements(
+def _verify_statements(
     group: Path, facts: Mapping[str, Any], remaining: Mapping[int, Statistics], run: OpenedRun, site: str
 ) -> dict[int, Statement]:
     """What the site signed of the sums that remain. Raises StateError where it did not."""
@@ -199,7 +199,7 @@ def _statements(
     return signed
 
 
-def _added_up(parts: Iterable[Statistics]) -> Statistics:
+def _add_up(parts: Iterable[Statistics]) -> Statistics:
     total = None
     for part in parts:
         total = part if total is None else total + part
@@ -208,11 +208,11 @@ def _added_up(parts: Iterable[Statistics]) -> Statistics:
     return total
 
 
-def _withdrawal(run: OpenedRun, before: str, subtracted: Statistics) -> dict[str, Any]:
+def _describe_withdrawal(run: OpenedRun, before: str, subtracted: Statistics) -> dict[str, Any]:
     """What is kept of a subtraction. before: SHA-256 of the sums."""
     left = run.total.over(range(len(run.classes))).counts
     return {
-        "number": _next_number(run),
+        "number": _find_next_number(run),
         "sums_before": before,
         "sums_after": run.total.sha256,
         "subtracted": subtracted.sha256,
@@ -220,12 +220,12 @@ def _withdrawal(run: OpenedRun, before: str, subtracted: Statistics) -> dict[str
     }
 
 
-def _next_number(run: OpenedRun) -> int:
+def _find_next_number(run: OpenedRun) -> int:
     former = [*run.strategy.withdrawn.values(), *run.strategy.groups.values()]
     return 1 + max((record["number"] for record in former), default=0)
 
 
-def still_there(folder: Path) -> list[str]:
+def list_leftovers(folder: Path) -> list[str]:
     """Files in a run's folder that may hold the model before, relative to it; the sums are left out."""
     new = {folder / GLOBAL_MODEL}
     found = (path for path in folder.rglob("*") if path.is_file() and path.suffix in HOLDS_MODELS)

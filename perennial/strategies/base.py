@@ -14,20 +14,20 @@ from flwr.serverapp import Grid
 
 from perennial.config.strategies import Asks
 from perennial.foundation.errors import ConfigError, PrivacyError
-from perennial.protocol.measurements import asking
+from perennial.protocol.measurements import add_measurements
 from perennial.protocol.messages import TrainRequest
 from perennial.strategies.round.context import Aggregator, RoundContext, RoundOutcome, RunContext
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.parallel import FlowerRounds, parallel_round
+from perennial.strategies.round.parallel import FlowerRounds, run_parallel_round
 from perennial.strategies.round.request import (
     Arrays,
     Disclosures,
     RoundRequest,
     TaskStart,
     Traits,
-    nested,
-    part,
+    add_prefix,
+    extract_prefixed,
 )
 
 Kind = TypeVar("Kind", bound="IncrementalStrategy")
@@ -99,11 +99,11 @@ class IncrementalStrategy(FlowerRounds):
 
         Sites that get the same request share one object, so that a model is serialised once.
         """
-        return dict.fromkeys(sites, self.measured(request))
+        return dict.fromkeys(sites, self.add_measurements(request))
 
-    def measured(self, request: TrainRequest) -> TrainRequest:
+    def add_measurements(self, request: TrainRequest) -> TrainRequest:
         """The request, with this strategy's measurements added to what sites report."""
-        return asking(request, self.measurements) if self.measurements else request
+        return add_measurements(request, self.measurements) if self.measurements else request
 
     @property
     def measurements(self) -> Sequence[str]:
@@ -117,9 +117,9 @@ class IncrementalStrategy(FlowerRounds):
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """Train and aggregate one round; default: one exchange with all sites."""
-        return parallel_round(self, self.context(grid, request))
+        return run_parallel_round(self, self.build_context(grid, request))
 
-    def context(self, grid: Grid, request: RoundRequest) -> RoundContext:
+    def build_context(self, grid: Grid, request: RoundRequest) -> RoundContext:
         """The context of a round of this strategy, before any site is asked."""
         return RoundContext(grid, request, request.arrays, max_update_norm=request.max_update_norm)
 
@@ -193,7 +193,7 @@ class Wrapper(IncrementalStrategy):
 
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         """The base's requests, with what this strategy measures added."""
-        return self.base.requests(self.measured(request), sites)
+        return self.base.requests(self.add_measurements(request), sites)
 
     def aggregator(self, ctx: RoundContext) -> Aggregator:
         return self.base.aggregator(ctx)
@@ -202,10 +202,10 @@ class Wrapper(IncrementalStrategy):
         return self.base.weight(reply)
 
     def state_dict(self) -> dict[str, Any]:
-        return nested(INSIDE, self.base.state_dict())
+        return add_prefix(INSIDE, self.base.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.base.load_state_dict(part(INSIDE, state))
+        self.base.load_state_dict(extract_prefixed(INSIDE, state))
 
     # Flower's own rounds of a base whose sites train in turn
 

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
-from perennial.learning.scored import Scores, Utility, Worth, balanced, difference
+from perennial.learning.scored import Scores, Utility, Worth, average_classes, subtract_worth
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import IncrementalStrategy, Wrapper
 from perennial.strategies.round.context import RoundOutcome, RunContext
@@ -33,7 +33,7 @@ from perennial.strategies.valuation.site_utility import (
     NullUpdates,
     Rollback,
     SiteJudge,
-    site_judge,
+    build_site_judge,
 )
 
 clock: Callable[[], float] = time.monotonic
@@ -91,7 +91,7 @@ class Contribution(Wrapper):
         if run.judge is None:
             if self._asked_utility is None:
                 self.utility = "accuracy"
-            self._site_judge = site_judge(run, self.utility)
+            self._site_judge = build_site_judge(run, self.utility)
         super().attach(run)
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
@@ -103,31 +103,31 @@ class Contribution(Wrapper):
             observers=(*request.observers, self._watch),
             max_update_norm=request.max_update_norm,
         )
-        self.ring.weighing = self._weighing(grid, request)
+        self.ring.weighing = self._plan_weighing(grid, request)
         outcome = self.base.train_round(grid, request)
         self._count_measuring(outcome)
         if not outcome.skipped:
             valuing = clock()
             self._value_round(outcome)
-            outcome.warnings += self._nulls.newly_flagged(before)
+            outcome.warnings += self._nulls.describe_new_flags(before)
             self._roll_back(request, outcome)
             self._seconds["valuing"] += clock() - valuing
         outcome.details["valuing_seconds"] = round(self._seconds["valuing"] - valued, 4)
         self._seconds["rounds"] += clock() - start
         return outcome
 
-    def _weighing(self, grid: Grid, request: RoundRequest) -> Weighing:
+    def _plan_weighing(self, grid: Grid, request: RoundRequest) -> Weighing:
         """Which models of the ring are measured in this round."""
         segments = self.ring.segments
         before = (request.stamp.round - 1) * segments
-        self._weighed = frozenset(s for s in range(1, segments + 1) if self._valued(before + s))
+        self._weighed = frozenset(s for s in range(1, segments + 1) if self._is_valued(before + s))
         return Weighing(
             lambda arrays: self._weigh(grid, request, arrays),
             self._weighed,
             first=self._site_judge is not None,
         )
 
-    def _valued(self, number: int) -> bool:
+    def _is_valued(self, number: int) -> bool:
         """Whether a sweep, numbered from 1, is valued: one of every `every`, drawn at random.
 
         No site can know which one, so none can behave well in the valued ones alone.
@@ -138,7 +138,7 @@ class Contribution(Wrapper):
 
     # the worth of a model
 
-    def worth_of(self, arrays: Arrays) -> Worth:
+    def measure_worth(self, arrays: Arrays) -> Worth:
         """(M,) utility of a model on the server's held-out samples of each class."""
         return self._judged(arrays).by_class(self.utility)
 
@@ -150,7 +150,7 @@ class Contribution(Wrapper):
     def _weigh(self, grid: Grid, request: RoundRequest, arrays: Arrays) -> Worth | None:
         start = clock()
         judge = self._site_judge
-        worth = self.worth_of(arrays) if judge is None else judge(grid, request, arrays)
+        worth = self.measure_worth(arrays) if judge is None else judge(grid, request, arrays)
         self._seconds["valuing"] += clock() - start
         return worth
 
@@ -169,13 +169,13 @@ class Contribution(Wrapper):
         turns = [turn for turn in outcome.details.get("turns", []) if turn["kind"] == "taken"]
         for turn in turns:
             self._nulls.count(turn["site"], turn["null"])
-        self._rows += sweep_marginals(turns, outcome.details.get("worth"), self._weighed)
+        self._rows += compute_marginals(turns, outcome.details.get("worth"), self._weighed)
         for turn in turns:
             # the journal gets the mean over the classes
             if turn.get("worth") is not None:
-                turn["worth"] = balanced(turn["worth"])
+                turn["worth"] = average_classes(turn["worth"])
         if outcome.details.get("worth") is not None:
-            outcome.details["worth"] = balanced(outcome.details["worth"])
+            outcome.details["worth"] = average_classes(outcome.details["worth"])
 
     # after a round
 
@@ -185,7 +185,7 @@ class Contribution(Wrapper):
             return
         after, before = self._judged(outcome.arrays), self._judged(request.arrays)
         change, error = after.change(before, self.utility)
-        if self._rollback.refuses(request.stamp.task, change, error):
+        if self._rollback.judge_change(request.stamp.task, change, error):
             outcome.arrays = dict(request.arrays)
             outcome.details["rolled_back"] = True
             outcome.warnings.append(
@@ -214,7 +214,7 @@ class Contribution(Wrapper):
                 "flag": flags.get(site),
                 "value": totals[site],
             }
-            for site, (share, low, high) in shares_by_site(self._rows).items()
+            for site, (share, low, high) in compute_site_shares(self._rows).items()
         }
         spent = self._seconds
         valuation = {
@@ -257,7 +257,9 @@ LEAST_GAIN = 1e-3
 """What shares are of, in a run that gained less."""
 
 
-def shares(marginals: np.ndarray, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def compute_shares(
+    marginals: np.ndarray, confidence: float = 0.95
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(share, low, high), each (N,): each player's part of the whole gain, and one-sided bounds either way.
 
     The bounds cover at the number of sweeps that there are: Fieller's for a ratio of two means, with
@@ -289,16 +291,18 @@ def shares(marginals: np.ndarray, confidence: float = 0.95) -> tuple[np.ndarray,
     return share, low, high
 
 
-def shares_by_site(rows: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float, float]]:
-    """site -> (share, low, high) as shares() gives them. rows: site -> marginal, one for each sweep."""
+def compute_site_shares(rows: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float, float]]:
+    """site -> (share, low, high) as compute_shares() gives them. rows: site -> marginal, one a sweep."""
     sites = sorted({site for row in rows for site in row})
     if not sites:
         return {}
-    found = np.stack(shares(np.array([[row.get(site, 0.0) for site in sites] for row in rows])), axis=1)
+    found = np.stack(
+        compute_shares(np.array([[row.get(site, 0.0) for site in sites] for row in rows])), axis=1
+    )
     return {site: (share, low, high) for site, (share, low, high) in zip(sites, found.tolist(), strict=True)}
 
 
-def sweep_marginals(
+def compute_marginals(
     turns: Sequence[dict[str, Any]], end: Worth | None, weighed: Container[int]
 ) -> list[dict[str, float]]:
     """For each measured sweep: site -> change of the model's worth by its turn, as a mean over classes.
@@ -309,11 +313,11 @@ def sweep_marginals(
     """
     worths = [*(turn.get("worth") for turn in turns), end]
     measured = [
-        (turn, difference(after, before))
+        (turn, subtract_worth(after, before))
         for turn, before, after in zip(turns, worths, worths[1:], strict=False)
         if turn["sweep"] in weighed and before is not None and after is not None
     ]
     return [
-        {turn["site"]: balanced(change) for turn, change in sweep}
+        {turn["site"]: average_classes(change) for turn, change in sweep}
         for _, sweep in groupby(measured, key=lambda found: found[0]["sweep"])
     ]

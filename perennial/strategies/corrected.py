@@ -13,7 +13,7 @@ from torch import Tensor
 
 from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
-from perennial.learning.site_method import LocalTurn, PlannedRun, SiteMethod, part_of_settings
+from perennial.learning.site_method import LocalTurn, PlannedRun, SiteMethod, read_settings_part
 from perennial.models.layers import grown
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
@@ -25,11 +25,11 @@ from perennial.strategies.round.request import (
     RoundRequest,
     TaskStart,
     Traits,
-    nested,
-    part,
-    with_settings,
+    add_prefix,
+    add_settings,
+    extract_prefixed,
 )
-from perennial.strategies.sums.exact_sum import parameter_zeros
+from perennial.strategies.sums.exact_sum import make_parameter_zeros
 
 
 class Corrected(FedAvg):
@@ -55,7 +55,7 @@ class Corrected(FedAvg):
 
     def beginning(self, arrays: Arrays) -> dict[str, Tensor]:
         """First values of the server's vector, for new classes too. arrays: the model's."""
-        return parameter_zeros(arrays)
+        return make_parameter_zeros(arrays)
 
     # the rest follows
 
@@ -71,7 +71,7 @@ class Corrected(FedAvg):
 
     def ordered(self, request: TrainRequest, last: int) -> TrainRequest:
         """The request with the correction and `last`, the site's last round that memory includes."""
-        return with_settings(request, correction={"name": self.name, "folded": last})
+        return add_settings(request, correction={"name": self.name, "folded": last})
 
     def weight(self, reply: Admitted) -> float:
         return 1.0
@@ -83,12 +83,12 @@ class Corrected(FedAvg):
         return {
             "population": sorted(self.population),
             "folded": self.folded,
-            **nested("memory", self.memory),
+            **add_prefix("memory", self.memory),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.population, self.folded = set(state["population"]), dict(state["folded"])
-        self.memory = part("memory", state)
+        self.memory = extract_prefixed("memory", state)
 
 
 class CorrectedMean(WeightedMean):
@@ -122,7 +122,7 @@ IN_CLUSTER = "correction-in-cluster"
 """Each task's clusters begin with a server vector of their own, to which a site's memory must belong."""
 
 
-def personal_layers(turn: LocalTurn) -> list[str] | None:
+def read_personal_layers(turn: LocalTurn) -> list[str] | None:
     """Read which layers are the site's own; None in rounds of a global model."""
     return turn.read_settings("personal", list[str])
 
@@ -165,7 +165,7 @@ class CorrectedSite(SiteMethod):
         """Check an order. Raises PolicyRefusal for a round that is not over."""
         if not isinstance(request, TrainRequest):
             return
-        order = part_of_settings(request, "correction", CorrectionOrder)
+        order = read_settings_part(request, "correction", CorrectionOrder)
         if order is not None and order.folded >= request.round:
             raise PolicyRefusal(
                 f"settings.correction.folded: found {order.folded} in round {request.round}, allowed 0 to "
@@ -189,8 +189,8 @@ class CorrectedSite(SiteMethod):
         if self.order is None:
             return
         request = self.turn.request
-        named = self.turn.flat.trained_views(self.moved(update[: len(self.own)], steps))
-        own = personal_layers(self.turn) or ()
+        named = self.turn.flat.view_trained(self.moved(update[: len(self.own)], steps))
+        own = read_personal_layers(self.turn) or ()
         shared = {name: tensor for name, tensor in named.items() if name not in own}
         facts = {"name": self.name, "round": request.round, "task": request.task}
         self.turn.records.forget(self._record, after=self.order.folded, before=request.round)
@@ -199,15 +199,15 @@ class CorrectedSite(SiteMethod):
     def _remembered(self, turn: LocalTurn, order: CorrectionOrder) -> tuple[Tensor, int]:
         """This site's vector after the last folded round, zero for new classes; rounds since then."""
         flat, request = turn.flat, turn.request
-        found = flat.trained_views(torch.zeros_like(flat.trainable))
+        found = flat.view_trained(torch.zeros_like(flat.trainable))
         record, since = turn.records.get(self._record, min(order.folded + 1, request.round)), 1
         if record is not None and self._record == IN_CLUSTER and record[1]["task"] != request.task:
             record = None
         if record is not None and record[1]["name"] == self.name:
             found = grown(record[0], found)
             since = max(1, request.round - record[1]["round"])
-        return flat.trained_vector(found), since
+        return flat.flatten_trained(found), since
 
     @property
     def _record(self) -> str:
-        return RECORD if personal_layers(self.turn) is None else IN_CLUSTER
+        return RECORD if read_personal_layers(self.turn) is None else IN_CLUSTER

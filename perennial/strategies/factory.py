@@ -26,7 +26,7 @@ def build_strategy(name: str, parameters: Mapping[str, Any], where: str = "strat
         strategy = plugins.load_ours(STRATEGIES[name])
     elif name in REMOVED:
         raise ConfigError(f"{where}.name: found {name!r}, which is no strategy here; {REMOVED[name]}")
-    elif plugins.target_of("strategy", name) is None:
+    elif plugins.find_target("strategy", name) is None:
         raise plugins.refuse_unknown("strategy", name, STRATEGIES, f"{where}.name")
     else:
         strategy = plugins.load("strategy", name, f"{where}.name")
@@ -37,12 +37,12 @@ def build_strategy(name: str, parameters: Mapping[str, Any], where: str = "strat
             f"{where}.name: {name} is no strategy; allowed: a subclass of "
             "perennial.strategies.base.IncrementalStrategy"
         )
-    return keywords.build(strategy, name, parameters, where, convert=_converted)
+    return keywords.build(strategy, name, parameters, where, convert=_convert)
 
 
-def _converted(where: str, hint: Any, value: Any) -> Any:
+def _convert(where: str, hint: Any, value: Any) -> Any:
     if not (inspect.isclass(hint) and issubclass(hint, IncrementalStrategy)):
-        return keywords.checked(where, hint, value)
+        return keywords.convert_value(where, hint, value)
     section = {"name": value} if isinstance(value, str) else value
     if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
         raise ConfigError(f"{where}: found {value!r}, allowed a strategy: a name, or a mapping with `name`")

@@ -79,7 +79,7 @@ class WeightedMean(Aggregator):
         )
 
     def result(self) -> dict[str, Tensor]:
-        return self.sum.added_to(self.ctx.reference, self.ctx.asked if self.method.fixed_weights else None)
+        return self.sum.add_to(self.ctx.reference, self.ctx.asked if self.method.fixed_weights else None)
 
 
 class UniformMean(FedAvg):

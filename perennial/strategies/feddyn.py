@@ -69,7 +69,7 @@ class DynamicMean(CorrectedMean):
 
     def moved(self) -> dict[str, Tensor]:
         total = self.sum.value()
-        mean = self.sum.added_to(self.ctx.reference)
+        mean = self.sum.add_to(self.ctx.reference)
         not_theirs = self.stand_ins.value() if self.stand_ins is not None else {}
         memory = self.corrected.memory
         for name, kept in memory.items():

@@ -19,7 +19,7 @@ from perennial.strategies.sums.exact_sum import is_statistic
 MAX_STEPS = 1_000_000
 
 
-def accumulated_weight(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
+def accumulate_weight(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
     """L1 norm of the weights that local gradients have in an update: how many plain steps it is worth.
 
     pull: step size times FedProx's mu. Plain SGD: steps. Momentum rho: (s - rho (1 - rho^s) / (1 - rho)) /
@@ -38,7 +38,7 @@ def accumulated_weight(steps: int, momentum: float = 0.0, pull: float = 0.0) -> 
 class FedNova(FedAvg):
     """theta + tau_eff sum_k p_k update_k / A_k, p_k = n_k / n, tau_eff = sum_k p_k A_k.
 
-    A_k is accumulated_weight of the site's steps under the experiment's local SGD; for Adam, which has no
+    A_k is accumulate_weight() of the site's steps under the experiment's local SGD; for Adam, which has no
     closed form, it is the number of steps. Equal A_k give FedAvg. A site that does not report its steps is
     dropped. Running statistics are averaged as in FedAvg.
     """
@@ -66,7 +66,7 @@ class FedNova(FedAvg):
 
     def work_of(self, steps: int) -> float:
         """The number of plain SGD steps that this many local steps are worth."""
-        return accumulated_weight(steps, self._momentum, self._pull)
+        return accumulate_weight(steps, self._momentum, self._pull)
 
 
 class NormalisedMean(WeightedMean):

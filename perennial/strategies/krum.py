@@ -28,7 +28,7 @@ class Median(IncrementalStrategy):
     def combined(self, updates: UpdateFile) -> Iterator[tuple[str, int, Tensor]]:
         """Yield the median update in pieces: (tensor's name, index of its first flat value, (w,) float64)."""
         low, high = (len(updates) - 1) // 2, len(updates) // 2
-        for piece in updates.pieces():
+        for piece in updates.read_pieces():
             ordered = piece.rows.sort(dim=0).values
             yield piece.name, piece.start, (ordered[low] + ordered[high]) / 2
 
@@ -86,15 +86,15 @@ class MultiKrum(Median):
             )
 
     def combined(self, updates: UpdateFile) -> Iterator[tuple[str, int, Tensor]]:
-        chosen = self._nearest(updates)
-        for piece in updates.pieces():
+        chosen = self._select_nearest(updates)
+        for piece in updates.read_pieces():
             yield piece.name, piece.start, piece.rows[chosen].mean(dim=0)
 
-    def _nearest(self, updates: UpdateFile) -> Tensor:
+    def _select_nearest(self, updates: UpdateFile) -> Tensor:
         """Indices of the updates to keep, (keep,)."""
         count = len(updates)
         apart = torch.zeros(count, count, dtype=torch.float64)
-        for piece in updates.pieces():
+        for piece in updates.read_pieces():
             for row in range(count):
                 apart[row] += (piece.rows - piece.rows[row]).square().sum(dim=1)
         apart.fill_diagonal_(torch.inf)
@@ -121,6 +121,6 @@ class TrimmedMean(Median):
 
     def combined(self, updates: UpdateFile) -> Iterator[tuple[str, int, Tensor]]:
         cut = int(self.share * len(updates) + 1e-9)
-        for piece in updates.pieces():
+        for piece in updates.read_pieces():
             ordered = piece.rows.sort(dim=0).values
             yield piece.name, piece.start, ordered[cut : len(updates) - cut].mean(dim=0)

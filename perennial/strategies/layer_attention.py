@@ -19,7 +19,7 @@ from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import Aggregator, RoundContext, RoundOutcome
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.request import Arrays, TaskStart
-from perennial.strategies.sums.exact_loops import deal, on_threads
+from perennial.strategies.sums.exact_loops import deal, run_on_threads
 from perennial.strategies.sums.exact_sum import ExactSum
 from perennial.strategies.sums.update_file import UpdateFile
 
@@ -58,7 +58,7 @@ class LayerAttention(IncrementalStrategy):
         self._told = False
 
     def check_layers(self, arrays: Arrays) -> None:
-        if self.head_query == "client_mean" and not _heads(arrays):
+        if self.head_query == "client_mean" and not _select_heads(arrays):
             raise ConfigError(
                 "strategy.head_query: found client_mean, but no shared tensor's name starts with "
                 f"{HEAD!r}; allowed: grown"
@@ -105,7 +105,7 @@ class LayerAttention(IncrementalStrategy):
             }
             for layer, row in weights.items()
         }
-        outcome.warnings += dominance(weights)
+        outcome.warnings += describe_dominance(weights)
         if self.alpha > 1.5 and not self._told:
             self._told = True
             outcome.warnings.append(
@@ -126,12 +126,12 @@ class AttendedLayers(Aggregator):
         sizes = {
             layer: sum(tensor.numel() for tensor in like.values()) for layer, like in self._layers.items()
         }
-        self._groups = layer_groups(sizes)
+        self._groups = group_layers(sizes)
         self._distances: dict[str, dict[str, float]] = {layer: {} for layer in self._layers}
         self._norms: dict[str, float] = {}
         self._grid = grid
         self._head_mean = ExactSum({}, grid)
-        heads = _heads(self._layers)
+        heads = _select_heads(self._layers)
         self._from_mean = set(heads if self._method.head_query == "client_mean" else ())
         scaled = self._method.scale == "mean"
         self._late = [layer for layer in self._layers if scaled or layer in self._from_mean]
@@ -145,7 +145,7 @@ class AttendedLayers(Aggregator):
 
     def add(self, reply: Admitted) -> None:
         site = reply.site
-        distances = of_each(self._groups, lambda layer: _norm(reply.update, self._layers[layer]))
+        distances = of_each(self._groups, lambda layer: _compute_norm(reply.update, self._layers[layer]))
         far = [layer for layer, distance in distances.items() if not math.isfinite(distance)]
         if far:
             raise Rejected(f"layer {far[0]!r}: its distance from the server's model is not finite")
@@ -168,9 +168,9 @@ class AttendedLayers(Aggregator):
             self._waiting.add(site, reply.update)
 
     def result(self) -> dict[str, Tensor]:
-        means = self._second_pass()
+        means = self._run_second_pass()
 
-        def stepped(layer: str) -> Arrays:
+        def step_layer(layer: str) -> Arrays:
             new = {}
             for name, weighted in self._sums[layer].value().items():
                 step = weighted.mul_(self._method.alpha)
@@ -180,12 +180,14 @@ class AttendedLayers(Aggregator):
                 new[name] = step.add_(tensor).to(tensor.dtype)
             return new
 
-        moved = of_each(self._groups, stepped)
+        moved = of_each(self._groups, step_layer)
         new = {name: tensor for layer in moved.values() for name, tensor in layer.items()}
-        self._method.report(self.ctx.outcome, {layer: total.weights() for layer, total in self._sums.items()})
+        self._method.report(
+            self.ctx.outcome, {layer: total.compute_weights() for layer, total in self._sums.items()}
+        )
         return {name: new[name] for name in self._reference}
 
-    def _second_pass(self) -> Arrays:
+    def _run_second_pass(self) -> Arrays:
         """Fold the layers whose weights need a mean over all sites first; returns the mean head update."""
         means: dict[str, Tensor] = {}
         if self._waiting is None:
@@ -196,7 +198,7 @@ class AttendedLayers(Aggregator):
                 for layer in self._from_mean:
                     like = self._layers[layer]
                     difference = {name: update[name].double() - means[name] for name in like}
-                    self._distances[layer][site] = _norm(difference, like)
+                    self._distances[layer][site] = _compute_norm(difference, like)
         for layer in self._late if self._method.scale == "mean" else ():
             row = self._distances[layer]
             mean = math.fsum(row.values()) / len(row)
@@ -213,7 +215,7 @@ class AttendedLayers(Aggregator):
         return means
 
 
-def layer_groups(sizes: Mapping[str, int]) -> list[list[str]]:
+def group_layers(sizes: Mapping[str, int]) -> list[list[str]]:
     """Layers divided among threads by number of values; in one group, in order, if the model is small."""
     if sum(sizes.values()) < WORTH_THREADS:
         return [list(sizes)]
@@ -223,16 +225,16 @@ def layer_groups(sizes: Mapping[str, int]) -> list[list[str]]:
 def of_each(dealt: list[list[str]], work: Callable[[str], T]) -> dict[str, T]:
     """layer -> work(layer), one thread for each group. Raises what work raised first."""
     results: dict[str, T] = {}
-    for part in on_threads("layers", lambda group: {layer: work(layer) for layer in group}, dealt):
+    for part in run_on_threads("layers", lambda group: {layer: work(layer) for layer in group}, dealt):
         results |= part
     return results
 
 
-def _heads(layers: Iterable[str]) -> list[str]:
+def _select_heads(layers: Iterable[str]) -> list[str]:
     return [layer for layer in layers if layer.startswith(HEAD) or layer == HEAD.rstrip(".")]
 
 
-def dominance(weights: dict[str, dict[str, float]]) -> list[str]:
+def describe_dominance(weights: dict[str, dict[str, float]]) -> list[str]:
     """A sentence for each site that decides some layer alone; [] with two sites, where it is usual."""
     sentences = []
     for site in sorted({site for row in weights.values() for site in row}):
@@ -248,7 +250,7 @@ def dominance(weights: dict[str, dict[str, float]]) -> list[str]:
     return sentences
 
 
-def _norm(update: Arrays, like: Arrays) -> float:
+def _compute_norm(update: Arrays, like: Arrays) -> float:
     """L2 norm of the flattened layer."""
     norms = [torch.linalg.vector_norm(update[name]) for name in like]
     return float(norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms)))
@@ -296,7 +298,7 @@ class SoftmaxSum:
                 del self._bands[low]
         self._band_of[site] = band, weight
 
-    def weights(self) -> dict[str, float]:
+    def compute_weights(self) -> dict[str, float]:
         """site -> softmax weight, in the order of names; they add up to one."""
         relative = {
             site: math.ldexp(weight, BAND_BITS * (band - self._top)) if band in self._bands else 0.0

@@ -106,7 +106,9 @@ class WeightedFactors(Aggregator):
         super().__init__(ctx)
         self._method = method
         self._values: dict[str, Values] = {}
-        self._reported = {name: ExactSum(ctx.reference, self._grid(name)) for name in method.coefficients}
+        self._reported = {
+            name: ExactSum(ctx.reference, self._build_grid(name)) for name in method.coefficients
+        }
         self._unreported: dict[str, ExactSum] = {}
         self._largest = LargestWeights(int(1 / MAX_WEIGHT + 1e-9))
 
@@ -125,8 +127,8 @@ class WeightedFactors(Aggregator):
     def result(self) -> dict[str, Tensor]:
         sites, coefficients = sorted(self._values), self._method.coefficients
         shares = {name: share([self._values[site][name] for site in sites]) for name in coefficients}
-        raw = [mixed(coefficients, shares, self._values[site]) for site in sites]
-        filled = water_fill(raw, MAX_WEIGHT)
+        raw = [mix_factors(coefficients, shares, self._values[site]) for site in sites]
+        filled = cap_weights(raw, MAX_WEIGHT)
         whole = math.fsum(coefficients.values())
         terms: list[tuple[float, Mapping[str, Tensor]]] = []
         for name, coefficient in coefficients.items():
@@ -141,7 +143,7 @@ class WeightedFactors(Aggregator):
         self.ctx.outcome.details["weights"] = {
             site: round(filled.weight(position, raw[position]), 6) for position, site in enumerate(sites)
         }
-        return {name: _moved(tensor, name, terms) for name, tensor in self.ctx.reference.items()}
+        return {name: _add_terms(tensor, name, terms) for name, tensor in self.ctx.reference.items()}
 
     def _factors(self, reply: Admitted) -> Values:
         values: Values = {}
@@ -153,12 +155,12 @@ class WeightedFactors(Aggregator):
                     now = self.ctx.number if self.ctx.by_curriculum else reply.base_round
                     value = math.exp(-KAPPA * (now - reply.base_round))
                 case "timeliness":
-                    value = _figure(reply, CLASS_COVERAGE, 1.0)
+                    value = _read_figure(reply, CLASS_COVERAGE, 1.0)
                 case "quality":
                     held_out = self._method.quality == "held_out"
-                    value = _figure(reply, HELD_OUT_ACCURACY if held_out else TRAIN_ACCURACY, 1.0)
+                    value = _read_figure(reply, HELD_OUT_ACCURACY if held_out else TRAIN_ACCURACY, 1.0)
                 case _:
-                    loss = _figure(reply, CLASSIFICATION_LOSS, math.inf, reply.train_loss)
+                    loss = _read_figure(reply, CLASSIFICATION_LOSS, math.inf, reply.train_loss)
                     value = None if loss is None else 1 / (loss + LOSS_FLOOR)
             values[name] = None if value is None else max(value, LEAST)
         return values
@@ -168,13 +170,13 @@ class WeightedFactors(Aggregator):
             return self._reported[name]
         return self._unreported.setdefault(name, ExactSum(self.ctx.reference, self.ctx.sum_grid()))
 
-    def _grid(self, name: str) -> SumGrid:
+    def _build_grid(self, name: str) -> SumGrid:
         """The grid for weights that are values of this factor."""
         largest = {"size": MAX_SAMPLES, "inverse_loss": 1 / LOSS_FLOOR}
         return self.ctx.sum_grid(max(1.0, largest.get(name, 1.0)))
 
 
-def _figure(reply: Admitted, name: str, highest: float, otherwise: float | None = None) -> float | None:
+def _read_figure(reply: Admitted, name: str, highest: float, otherwise: float | None = None) -> float | None:
     """A figure from 0 to highest among the reply's metrics, or `otherwise` where there is none."""
     value = reply.metrics.get(name, otherwise)
     if value is None:
@@ -186,7 +188,7 @@ def _figure(reply: Admitted, name: str, highest: float, otherwise: float | None 
     return float(value)
 
 
-def _moved(tensor: Tensor, name: str, terms: list[tuple[float, Mapping[str, Tensor]]]) -> Tensor:
+def _add_terms(tensor: Tensor, name: str, terms: list[tuple[float, Mapping[str, Tensor]]]) -> Tensor:
     """tensor + sum of factor * term[name], in float64 and back."""
     (factor, first), *others = terms
     total = first[name] * factor
@@ -228,7 +230,7 @@ def share(values: Sequence[float | None]) -> Share:
     return Share(1 / (total * (sites / len(reported))), 0.0, 1 / sites)
 
 
-def mixed(
+def mix_factors(
     coefficients: Mapping[str, float], shares: Mapping[str, Share], values: Mapping[str, float | None]
 ) -> float:
     """One site's weight before the cap. coefficients, shares, values: of each factor, by name."""
@@ -249,7 +251,7 @@ class Filled:
         return self.fixed[position] if position in self.fixed else weight * self.rest
 
 
-def water_fill(weights: Sequence[float], largest: float) -> Filled:
+def cap_weights(weights: Sequence[float], largest: float) -> Filled:
     """Cap each weight at `largest`, and give the excess to the others in proportion, until none is above.
 
     weights: (m,) not negative, sum 1. If m * largest <= 1 all weights become 1 / m. One or two sites are
@@ -301,22 +303,22 @@ class LargestWeights:
         factors: of equal length for all sites; None, which only the whole round can value, compares with
         nothing else.
         """
-        if self._above(factors) >= self._count:
+        if self._count_above(factors) >= self._count:
             return
         self._kept[site] = factors, update
         outdone = [
             name
             for name, (own, _) in self._kept.items()
-            if name != site and _below(own, factors) and self._above(own) > self._count
+            if name != site and _is_below(own, factors) and self._count_above(own) > self._count
         ]
         for name in outdone:
             del self._kept[name]
 
-    def _above(self, factors: Factors) -> int:
-        return sum(_below(factors, others) for others, _ in self._kept.values())
+    def _count_above(self, factors: Factors) -> int:
+        return sum(_is_below(factors, others) for others, _ in self._kept.values())
 
 
-def _below(factors: Factors, others: Factors) -> bool:
+def _is_below(factors: Factors, others: Factors) -> bool:
     """Whether no factor is above the other's; a site is below itself."""
     return all(
         own == other if own is None or other is None else own <= other

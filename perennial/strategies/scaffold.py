@@ -14,11 +14,11 @@ from perennial.foundation.errors import ProtocolError
 from perennial.learning.site_method import LocalTurn
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.corrected import Corrected, CorrectedMean, CorrectedSite, personal_layers
+from perennial.strategies.corrected import Corrected, CorrectedMean, CorrectedSite, read_personal_layers
 from perennial.strategies.round.context import Aggregator, RoundContext, RunContext
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.request import nested, part
-from perennial.strategies.sums.exact_sum import ExactSum, is_statistic, parameter_zeros
+from perennial.strategies.round.request import add_prefix, extract_prefixed
+from perennial.strategies.sums.exact_sum import ExactSum, is_statistic, make_parameter_zeros
 
 PER_STEP = "per step"
 CONTROL = "control"
@@ -41,7 +41,7 @@ class ScaffoldSite(CorrectedSite):
 def _read_control(turn: LocalTurn) -> Tensor:
     """Read c, (T,), from a request. Personal layers have none there, and 0 here."""
     flat, request = turn.flat, turn.request
-    given, own = part(CONTROL, request.method or {}), personal_layers(turn) or ()
+    given, own = extract_prefixed(CONTROL, request.method or {}), read_personal_layers(turn) or ()
     given |= {name: torch.zeros(flat.shapes[name]) for name in own if name in flat.shapes}
     for name in flat.trainable_keys:
         if name not in given or given[name].shape != flat.shapes[name]:
@@ -49,7 +49,7 @@ def _read_control(turn: LocalTurn) -> Tensor:
             raise ProtocolError(
                 f"TrainRequest: method: {CONTROL}/{name}: found {found}, expected {tuple(flat.shapes[name])}"
             )
-    return flat.trained_vector(given)
+    return flat.flatten_trained(given)
 
 
 class Scaffold(Corrected):
@@ -78,7 +78,7 @@ class Scaffold(Corrected):
         self.local_lr = run.experiment.learner.optimizer.lr
 
     def ordered(self, request: TrainRequest, last: int) -> TrainRequest:
-        tensors = {**(request.method or {}), **nested(CONTROL, self.memory)}
+        tensors = {**(request.method or {}), **add_prefix(CONTROL, self.memory)}
         return replace(super().ordered(request, last), method=Tensors(tensors))
 
     def aggregator(self, ctx: RoundContext) -> Aggregator:
@@ -91,23 +91,23 @@ class ControlledMean(CorrectedMean):
     def __init__(self, ctx: RoundContext, method: Scaffold) -> None:
         super().__init__(ctx, method)
         self._scaffold = method
-        self._zeros = parameter_zeros(ctx.reference)
+        self._zeros = make_parameter_zeros(ctx.reference)
         # one sum for both, so that a reply is in both of them or in neither
-        self.sum = ExactSum({**ctx.reference, **nested(PER_STEP, self._zeros)}, ctx.sum_grid())
+        self.sum = ExactSum({**ctx.reference, **add_prefix(PER_STEP, self._zeros)}, ctx.sum_grid())
         self._reporting = 0
 
     def add(self, reply: Admitted) -> None:
         reports = reply.steps > 0 and self._scaffold.local_lr is not None and not reply.stand_in
         zeros = self._zeros
         per_step = {name: reply.update[name] / reply.steps for name in zeros} if reports else zeros
-        super().add(replace(reply, update={**reply.update, **nested(PER_STEP, per_step)}))
+        super().add(replace(reply, update={**reply.update, **add_prefix(PER_STEP, per_step)}))
         self._reporting += reports
 
     def moved(self) -> dict[str, Tensor]:
         total, memory, local_lr = self.sum.value(), self.corrected.memory, self._scaffold.local_lr
         if self._reporting and local_lr is not None:
             sites = len(self.corrected.population)
-            for name, drift in part(PER_STEP, total).items():
+            for name, drift in extract_prefixed(PER_STEP, total).items():
                 change = memory[name].double() * self._reporting + drift / local_lr
                 memory[name].sub_((change / sites).to(memory[name].dtype))
         step = self._scaffold.server_lr

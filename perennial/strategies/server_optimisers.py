@@ -16,8 +16,8 @@ from perennial.learning.site_method import FedProx as Proximal
 from perennial.models.layers import grown
 from perennial.strategies.fedavg import FedAvg, WeightedMean
 from perennial.strategies.round.context import Aggregator, RoundContext
-from perennial.strategies.round.request import Arrays, TaskStart, nested, part
-from perennial.strategies.sums.exact_sum import is_statistic, parameter_zeros
+from perennial.strategies.round.request import Arrays, TaskStart, add_prefix, extract_prefixed
+from perennial.strategies.sums.exact_sum import is_statistic, make_parameter_zeros
 
 MU = 0.01
 MOMENTUM, SCALE = "momentum", "scale"
@@ -42,7 +42,7 @@ class FedProx(FedAvg):
 
     def __init__(self, mu: float = MU, **flower: Any) -> None:
         super().__init__(**flower)
-        self.mu = _checked("mu", mu, mu >= 0, "0 or more")
+        self.mu = _check_value("mu", mu, mu >= 0, "0 or more")
 
 
 class ServerOptimiser(FedAvg):
@@ -57,7 +57,7 @@ class ServerOptimiser(FedAvg):
 
     def __init__(self, server_lr: float, **flower: Any) -> None:
         super().__init__(**flower)
-        self.server_lr = _checked("server_lr", server_lr, server_lr > 0, "above 0")
+        self.server_lr = _check_value("server_lr", server_lr, server_lr > 0, "above 0")
         self.state: dict[str, dict[str, Tensor]] = {name: {} for name in self.state_names}
 
     def beginning(self, name: str) -> float:
@@ -95,17 +95,19 @@ class ServerOptimiser(FedAvg):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            key: value for kind, tensors in self.state.items() for key, value in nested(kind, tensors).items()
+            key: value
+            for kind, tensors in self.state.items()
+            for key, value in add_prefix(kind, tensors).items()
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state = {kind: part(kind, state) for kind in self.state_names}
+        self.state = {kind: extract_prefixed(kind, state) for kind in self.state_names}
 
     def _grow(self, arrays: Arrays) -> None:
         for kind, former in self.state.items():
             first = {
                 name: torch.full_like(zeros, self.beginning(kind))
-                for name, zeros in parameter_zeros(arrays).items()
+                for name, zeros in make_parameter_zeros(arrays).items()
             }
             self.state[kind] = grown(former, first)
 
@@ -131,7 +133,7 @@ class FedAvgM(ServerOptimiser):
         **flower: Any,
     ) -> None:
         super().__init__(server_lr, **flower)
-        self.momentum = _checked("momentum", momentum, 0 <= momentum < 1, "0 to below 1")
+        self.momentum = _check_value("momentum", momentum, 0 <= momentum < 1, "0 to below 1")
 
     def step(self, state: dict[str, Tensor], mean: Tensor) -> Tensor:
         state[MOMENTUM] = self.momentum * state[MOMENTUM] + mean
@@ -156,7 +158,7 @@ class Adaptive(ServerOptimiser):
         **flower: Any,
     ) -> None:
         super().__init__(server_lr, **flower)
-        self.tau = _checked("tau", tau, tau > 0, "above 0")
+        self.tau = _check_value("tau", tau, tau > 0, "above 0")
 
     def beginning(self, name: str) -> float:
         return self.tau**2 if name == SCALE else 0.0
@@ -194,7 +196,7 @@ class FedAdagrad(Adaptive):
         return scale + square
 
 
-def _checked(key: str, value: float, allowed: bool, words: str) -> float:
+def _check_value(key: str, value: float, allowed: bool, words: str) -> float:
     if not allowed:
         raise ValueError(f"{key}: found {value}, allowed {words}")
     return value

@@ -17,7 +17,7 @@ from perennial.cli.main import app
 from perennial.config.experiment import load_experiment
 from perennial.data.npz import read_samples
 from perennial.foundation.errors import ConfigError, DataError, StateError
-from perennial.foundation.files import sole_owner
+from perennial.foundation.files import hold_folder
 from perennial.learning.device import choose_device
 
 EXPERIMENT: dict[str, Any] = {
@@ -65,9 +65,9 @@ def test_names_of_classes_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFi
     assert "naevus [/b]" in shown and "[red]other" in shown
     display = LiveDisplay(load_experiment(path))
     console = Console(width=100)
-    display.on_event({"event": "task_started", "classes": ["naevus [/b]", "[red]other"]})
+    display.show_event({"event": "task_started", "classes": ["naevus [/b]", "[red]other"]})
     with console.capture() as table:
-        console.print(display._table())
+        console.print(display._build_table())
     assert "naevus [/b], [red]other" in table.get()
 
 
@@ -78,7 +78,7 @@ def test_a_run_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
         with pytest.raises(StateError, match="no folder, and none can be made here"):
             call("run", path, "--runs", runs, "--name", name)
     (tmp_path / "b" / "lock").mkdir(parents=True)
-    with pytest.raises(StateError, match="cannot be written to"), sole_owner(tmp_path / "b", "test"):
+    with pytest.raises(StateError, match="cannot be written to"), hold_folder(tmp_path / "b", "test"):
         pass
     with pytest.raises(StateError, match="no run to resume here"):
         call("run", "--resume", tmp_path / ("a" * 300))

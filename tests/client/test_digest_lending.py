@@ -17,9 +17,9 @@ from perennial.client.site import Site, open_site
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import SitePolicy
-from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.grid import InProcessGrid, build_site_contexts
 from perennial.foundation.errors import DataError, PolicyRefusal, PrivacyError, ProtocolError
-from perennial.models.digest_networks import FeatureEncoder, encoder_hash
+from perennial.models.digest_networks import FeatureEncoder, hash_encoder
 from perennial.privacy.ledger import Ledger
 from perennial.protocol.messages import DigestRequest
 from perennial.server.app import serve
@@ -54,7 +54,7 @@ def opened(folder: Path, policy: dict[str, Any] | None = None, **digests: Any) -
         task=1,
         round=1,
         num_classes=10,
-        encoder=encoder_hash(FeatureEncoder(site.data.input_shape, experiment.seed)),
+        encoder=hash_encoder(FeatureEncoder(site.data.input_shape, experiment.seed)),
     )
     return site, request
 
@@ -66,9 +66,9 @@ def test_asked_again_a_site_sends_the_same_digests_and_pays_once(tmp_path: Path)
     assert first is not None
     assert again is not None
     assert all(torch.equal(first[name], again[name]) for name in ("features", "labels"))
-    samples = len(site.data.task_indices("train", 0, 10))
+    samples = len(site.data.find_task_indices("train", 0, 10))
     assert first["labels"].shape == (samples // 4, 10)
-    (entry,) = Ledger(tmp_path / "state").entries()
+    (entry,) = Ledger(tmp_path / "state").read_entries()
     assert (entry.kind, entry.unit, entry.mechanism, entry.epsilon) == ("digest", "sample", "stated", 8.0)
     # another run has the same data: another release
     answer_digest(site, replace(request, run="1" * 16))
@@ -84,7 +84,7 @@ def test_every_protection_is_charged_at_what_it_is_worth(tmp_path: Path) -> None
     assert Ledger(tmp_path / "both" / "state").cost(1e-5).epsilon == pytest.approx(10.0)
     site, request = opened(tmp_path / "paper", protection="paper", epsilon=0.005, largest=None)
     answer_digest(site, request)
-    (entry,) = Ledger(tmp_path / "paper" / "state").entries()
+    (entry,) = Ledger(tmp_path / "paper" / "state").read_entries()
     assert entry.mechanism == "unprotected"
     assert entry.note == "nominal epsilon 0.005; with a public scale 1600"
 
@@ -110,7 +110,7 @@ def test_what_the_site_does_not_allow_does_not_leave(
     with pytest.raises(error, match=reason):
         answer_digest(site, request)
     # what follows from the data is charged, whatever comes of it
-    told = [entry.kind for entry in Ledger(tmp_path / "state").entries()]
+    told = [entry.kind for entry in Ledger(tmp_path / "state").read_entries()]
     assert told == (["digest"] if reason == "per_digest: 200" else [])
     assert site.state(RUN).get("digest-1", before=1) is None
 
@@ -147,7 +147,7 @@ def test_after_a_withdrawal_nothing_stands_in_and_the_guidance_starts_anew(tmp_p
     path.write_text(yaml.safe_dump(EXPERIMENT | gone))
     run_config = dict(vars(RunSettings(str(path), runs=str(tmp_path / "runs"))))
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
-    summary = serve(WithdrawingGrid(client_app, site_contexts(3, run_config)), context, "in-process")
+    summary = serve(WithdrawingGrid(client_app, build_site_contexts(3, run_config)), context, "in-process")
     lines = (tmp_path / "runs" / "lending" / "events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
     held = [event["details"]["digests"]["sites"] for event in events if event["event"] == "round"]

@@ -50,13 +50,13 @@ def request(hospital: Hospital) -> TrainRequest:
 
 
 def update_of(hospital: Hospital) -> Released[Tensors]:
-    mechanism = charges.update(hospital.experiment, hospital.stamp()["run"])
+    mechanism = charges.price_update(hospital.experiment, hospital.stamp()["run"])
     return Released(Tensors(w=torch.zeros(2)), mechanism)
 
 
 def paid(hospital: Hospital) -> int:
     ledger = Ledger(hospital.config.state_dir)
-    return len(ledger.entries()) if ledger.started else 0
+    return len(ledger.read_entries()) if ledger.started else 0
 
 
 @pytest.mark.parametrize(("kind", "name"), FIELDS, ids=lambda value: getattr(value, "__name__", value))
@@ -87,7 +87,7 @@ def test_a_field_that_speaks_of_data_is_not_called_public(name: str, tmp_path: P
 def test_a_count_of_the_data_is_not_called_public(name: str, value: int, tmp_path: Path) -> None:
     hospital = private(tmp_path)
     typed: dict[str, Any] = {"update": update_of(hospital), "num_examples": Public(1)}
-    typed["steps"] = Public(charges.update(hospital.experiment, "r").entry.steps)
+    typed["steps"] = Public(charges.price_update(hospital.experiment, "r").entry.steps)
     leave(hospital.site.identity, request(hospital), TrainReply, **typed)
     with pytest.raises(PrivacyError, match=rf"TrainReply\.{name}: found a number that is not"):
         leave(hospital.site.identity, request(hospital), TrainReply, **typed | {name: Public(value)})
@@ -125,7 +125,7 @@ def test_a_value_is_released_by_a_mechanism_and_paid_by_the_exit_alone(tmp_path:
 @pytest.mark.parametrize("field", ["train_loss", "num_examples", "steps", "metrics"])
 def test_a_private_run_sends_nothing_in_the_clear(field: str, tmp_path: Path) -> None:
     hospital = private(tmp_path)
-    clear = charges.in_the_clear(hospital.experiment, "0" * 16, "metrics")
+    clear = charges.price_clear_release(hospital.experiment, "0" * 16, "metrics")
     typed: dict[str, Any] = {"update": update_of(hospital), "num_examples": Public(1)}
     typed[field] = Released("{}" if field == "metrics" else 7, clear)
     with pytest.raises(PrivacyError, match="metrics would leave without noise"):
@@ -158,7 +158,7 @@ def test_what_the_budget_does_not_cover_does_not_leave(tmp_path: Path) -> None:
 
 
 def test_less_noise_than_is_charged_for_does_not_leave(tmp_path: Path) -> None:
-    mechanism = charges.update(private(tmp_path).experiment, "r")
+    mechanism = charges.price_update(private(tmp_path).experiment, "r")
     mechanism.require(4.0)
     with pytest.raises(PrivacyError, match="noise of standard deviation 3"):
         mechanism.require(3.0)
@@ -167,9 +167,9 @@ def test_less_noise_than_is_charged_for_does_not_leave(tmp_path: Path) -> None:
 def test_dp_sgd_that_took_more_steps_than_are_charged_does_not_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hospital, train = private(tmp_path), training_turn.TrainingTurn._trained
+    hospital, train = private(tmp_path), training_turn.TrainingTurn._train
     monkeypatch.setattr(
-        training_turn.TrainingTurn, "_trained", lambda turn: dataclasses.replace(train(turn), steps=99)
+        training_turn.TrainingTurn, "_train", lambda turn: dataclasses.replace(train(turn), steps=99)
     )
     assert hospital.ask(request(hospital)) is None
     assert hospital.refusal == f"error: {AFTER_DATA}" and paid(hospital) == 1
@@ -222,7 +222,7 @@ def test_the_text_of_an_unforeseen_error_stays_at_the_site(
     def failing(*_: Any) -> None:
         raise error("Mrs Smith, 42 images, /data/smith.png")
 
-    monkeypatch.setattr(training_turn, "training_indices", failing)
+    monkeypatch.setattr(training_turn, "find_training_indices", failing)
     hospital = private(tmp_path)
     assert hospital.ask(request(hospital)) is None
     assert hospital.refusal == f"error: {AFTER_DATA}" and paid(hospital) == 1
@@ -275,7 +275,7 @@ def test_a_reply_is_as_long_whatever_the_data(tmp_path: Path) -> None:
 
 
 def test_replies_are_built_and_serialised_in_one_file() -> None:
-    """paid_before() and let_out() are for what lies on the site's own disk, and for these modules alone."""
+    """restore_paid() and let_out() are for what lies on the site's own disk, and for these modules alone."""
     kinds = {kind.__name__ for kind in REPLIES}
     assert len(kinds) == 15 and all(issubclass(kind, WireMessage) for kind in REPLIES)
     package, found = ROOT / "perennial", dict[str, set[str]]()
@@ -287,7 +287,7 @@ def test_replies_are_built_and_serialised_in_one_file() -> None:
                 name = ast.unparse(node.func).rpartition(".")[2]
                 found.setdefault(name, set()).add(path.relative_to(package).as_posix())
     assert found["to_record"] == {"client/release.py"}
-    assert found["paid_before"] <= {
+    assert found["restore_paid"] <= {
         "client/secure_values.py",
         "strategies/analytic/site.py",
         "strategies/digest_synthesis/site.py",

@@ -48,7 +48,7 @@ def settings(folder: Path, **changes: Any) -> RunSettings:
 
 
 def charged(folder: Path) -> dict[str, int]:
-    return {site: len(Ledger(folder / "runs" / "paid" / "sites" / site).entries()) for site in SITES}
+    return {site: len(Ledger(folder / "runs" / "paid" / "sites" / site).read_entries()) for site in SITES}
 
 
 def killed_after(folder: Path, replies: int, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
@@ -138,7 +138,7 @@ def test_a_question_that_comes_while_it_is_answered_waits_and_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As from a server that was killed and asks again, while the site still trains for its first question."""
-    answered_once, asked = kept_reply.answered_once, list[tuple[Any, Any, Any]]()
+    answered_once, asked = kept_reply.answer_once, list[tuple[Any, Any, Any]]()
 
     def noted(site: Any, request: Any, answer: Any) -> Any:
         reply = answered_once(site, request, answer)
@@ -146,25 +146,23 @@ def test_a_question_that_comes_while_it_is_answered_waits_and_costs_nothing(
         return reply
 
     with monkeypatch.context() as patch:
-        patch.setattr(kept_reply, "answered_once", noted)
+        patch.setattr(kept_reply, "answer_once", noted)
         run_in_process(settings(tmp_path, tasks={"count": 1, "rounds": 1}))
     site, request, reply = asked[0]
     for path in (tmp_path / "runs").rglob("released/*"):
         path.unlink()
-    before, both_inside = len(site.identity.ledger.entries()), threading.Barrier(2)
+    before, both_inside = len(site.identity.ledger.read_entries()), threading.Barrier(2)
 
     def answer() -> Any:
         # the two meet here unless one waits for the other
         with suppress(threading.BrokenBarrierError):
             both_inside.wait(0.3)
-        release.pay(site.identity, Released(0, charges.update(site.experiment, request.run)))
+        release.pay(site.identity, Released(0, charges.price_update(site.experiment, request.run)))
         return reply
 
     with ThreadPoolExecutor(2) as both:
-        replies: list[Any] = list(
-            both.map(lambda _: kept_reply.answered_once(site, request, answer), range(2))
-        )
-    assert len(site.identity.ledger.entries()) == before + 1
+        replies: list[Any] = list(both.map(lambda _: kept_reply.answer_once(site, request, answer), range(2)))
+    assert len(site.identity.ledger.read_entries()) == before + 1
     first, second = (b"".join(map(bytes, map(torch.Tensor.numpy, it.update.values()))) for it in replies)
     assert first == second
 
@@ -173,14 +171,14 @@ def test_the_door_of_a_deployed_site_does_not_wait_for_the_turn_that_it_is_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A deployed site holds each request to the run's split key, which takes a turn in the run's folder."""
-    answered_once, first = kept_reply.answered_once, list[tuple[Any, Any]]()
+    answered_once, first = kept_reply.answer_once, list[tuple[Any, Any]]()
 
     def noted(site: Any, request: Any, answer: Any) -> Any:
         first.append((site, request))
         return answered_once(site, request, answer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(kept_reply, "answered_once", noted)
+        patch.setattr(kept_reply, "answer_once", noted)
         run_in_process(settings(tmp_path, tasks={"count": 1, "rounds": 1}))
     site, request = first[0]
     for path in (tmp_path / "runs").rglob("released/*.safetensors"):
@@ -189,7 +187,7 @@ def test_the_door_of_a_deployed_site_does_not_wait_for_the_turn_that_it_is_in(
 
     def ask() -> None:
         folder = site.state(request.run).folder
-        kept_reply.answered_once(site, request, lambda: keep_split_key(folder, "ab") or done.set() or request)
+        kept_reply.answer_once(site, request, lambda: keep_split_key(folder, "ab") or done.set() or request)
 
     threading.Thread(target=ask, daemon=True).start()
     assert done.wait(20)
@@ -209,14 +207,14 @@ def test_the_run_counts_a_question_once_and_never_takes_off_what_may_have_left(t
     from perennial.config.experiment import load_experiment
 
     experiment = load_experiment(Path(settings(tmp_path).experiment))
-    entry = [charges.update(experiment, "ab").entry]
+    entry = [charges.price_update(experiment, "ab").entry]
 
     def count(*steps: tuple[str, int, str]) -> int:
         record = Releases(tmp_path)
         record.path.unlink(missing_ok=True)
         for word, number, same in steps:
             getattr(record, word)(number, ["linz"], entry, same=same)
-        return len(record.charged().get("linz", []))
+        return len(record.list_charged().get("linz", []))
 
     assert count(("asked", 1, "a"), ("asked", 1, "a")) == 1
     assert count(("asked", 1, "a"), ("asked", 1, "b")) == 2
@@ -230,4 +228,4 @@ def test_the_run_counts_a_question_once_and_never_takes_off_what_may_have_left(t
     assert json.loads(Releases(tmp_path).path.read_text().splitlines()[0])["same"] == "a"
     again, changed = Releases(tmp_path), [replace(entry[0], experiment="another")]
     again.asked(1, ["linz"], changed, same="a")
-    assert len(again.charged()["linz"]) == 2, "under a changed experiment a site answers anew"
+    assert len(again.list_charged()["linz"]) == 2, "under a changed experiment a site answers anew"

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from perennial.client.learnt import Noted, were_noted
+from perennial.client.learnt import Noted, match_noted
 
 Row = tuple[int, int, int]
 """Content, patient, label."""
@@ -18,7 +18,7 @@ def noted(rows: list[Row]) -> Noted:
 
 
 def late(now: list[Row], known: list[Row]) -> Counter[Row]:
-    found = were_noted(noted(now), noted(known))
+    found = match_noted(noted(now), noted(known))
     return Counter(row for row, was in zip(now, found.tolist(), strict=True) if not was)
 
 

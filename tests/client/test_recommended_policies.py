@@ -12,8 +12,8 @@ from flwr.app import Context, RecordDict
 from perennial.client.app import app as client_app
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
-from perennial.config.simulation import simulated_site_names
-from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.config.simulation import list_simulated_sites
+from perennial.engine.grid import InProcessGrid, build_site_contexts
 from perennial.server.app import serve
 from tests.approved import approve_installed
 from tests.redteam.attacked_hospital import template_policy
@@ -56,11 +56,11 @@ def test_a_run_of_the_method_passes(page: str, tmp_path: Path) -> None:
     name, overrides = SHORT[page]
     path = tmp_path / "experiment.yaml"
     path.write_text(load_experiment(ROOT / "experiments" / f"{name}.yaml", overrides).to_yaml())
-    names = simulated_site_names(load_experiment(path))
+    names = list_simulated_sites(load_experiment(path))
     digest = load_experiment(path).digest
     run = RunSettings(str(path), name="run", runs=str(tmp_path / "runs"), device="cpu", digest=digest)
     settings = dict(vars(run))
-    contexts = site_contexts(len(names), settings)
+    contexts = build_site_contexts(len(names), settings)
     for (node, context), site in zip(contexts.items(), names, strict=True):
         folder = tmp_path / site
         folder.mkdir()

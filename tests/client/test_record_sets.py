@@ -19,11 +19,11 @@ from perennial.foundation.errors import DataError
 from perennial.models.feature_maps.projection import RADIUS_SQUARED
 from perennial.privacy.composition import compose
 from perennial.privacy.ledger import Ledger
-from perennial.privacy.noised_sums import BLOCKS, STEPS, sensitivity
+from perennial.privacy.noised_sums import BLOCKS, STEPS, compute_sensitivity
 from perennial.privacy.released import Mechanism
 from perennial.protocol.messages import StatisticsReply, StatisticsRequest, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.analytic.site import collected
+from perennial.strategies.analytic.site import collect_sums
 from tests.privacy.budgets import budget_for
 from tests.privacy.test_record_book import release
 from tests.redteam.attacked_hospital import SUMS, TABLE, Hospital, rows, write_table
@@ -52,7 +52,7 @@ def hospital(folder: Path, epsilon: float, **changes: Any) -> Hospital:
 def ask(place: Hospital, task: int, run: str = "0" * 16) -> Any:
     place.refusal = ""
     stamp = place.stamp(task) | {"run": run, "task": task, "num_classes": task, "split_key": SPLIT_KEY}
-    features = place.site.models.fixed_features().content
+    features = place.site.models.load_fixed_features().content
     return place.ask(StatisticsRequest(**stamp, of_task=task, features=features))
 
 
@@ -62,14 +62,14 @@ def one_release() -> float:
     from perennial.config.experiment import Experiment
 
     content = {"name": "x"} | {key: value for key, value in EXPERIMENT.items() if value is not None}
-    entry = charges.sums(Experiment.model_validate(content), "r", 1).entry
+    entry = charges.price_sums(Experiment.model_validate(content), "r", 1).entry
     return 1.1 * budget_for([entry], 1e-5).epsilon
 
 
 def times_noted(folder: Path) -> list[int]:
     """In how many sets of released tasks each record is, of those that are in any; sorted."""
     place = Ledger(folder / "state")
-    names = [entry.records for entry in place.entries()]
+    names = [entry.records for entry in place.read_entries()]
     sets = [(folder / "state" / "records" / "sets" / name).read_bytes() for name in names]
     members = [text[at : at + 16] for text in sets for at in range(0, len(text), 16)]
     return sorted(members.count(member) for member in {*members})
@@ -132,10 +132,10 @@ def test_a_task_without_a_record_is_charged_to_nobody(tmp_path: Path) -> None:
 def clear_sums(place: Hospital, task: int) -> dict[str, torch.Tensor]:
     """The sums of a task that this site would release, without their noise."""
     site = place.site
-    classes = site.process.registry.schedule.classes_of(task)
-    mechanism = charges.sums(site.experiment, "0" * 16, task)
-    kept = choose(site, mechanism, lambda: site.data.task_indices("train", classes.start, classes.stop))
-    sums = collected(site, site.models.fixed_features(), classes, kept)
+    classes = site.process.registry.schedule.list_classes(task)
+    mechanism = charges.price_sums(site.experiment, "0" * 16, task)
+    kept = choose(site, mechanism, lambda: site.data.find_task_indices("train", classes.start, classes.stop))
+    sums = collect_sums(site, site.models.load_fixed_features(), classes, kept)
     return {"gram": sums.gram, "sums": sums.sums, "counts": sums.counts}
 
 
@@ -161,7 +161,7 @@ def test_one_more_row_of_a_known_content_moves_the_sums_by_what_is_charged(tmp_p
         policy = {"answers": ["statistics"], "require_privacy": "sample", "max_epsilon": 9.0}
         own = {"source": "csv", "path": str(tmp_path / name / "visits.csv")}
         found.append(clear_sums(Hospital(tmp_path / name, policy, own, **EXPERIMENT | tasks), 1))
-    assert 0 < moved(*found) <= sensitivity(12)
+    assert 0 < moved(*found) <= compute_sensitivity(12)
 
 
 @pytest.mark.parametrize("name", ["visits.csv", "export of march.csv"])
@@ -191,7 +191,7 @@ def test_without_a_budget_too_the_ledger_says_what_each_record_cost(tmp_path: Pa
     write_table(tmp_path, [[*row[:2], "well"] for row in rows()])
     assert int(clear_sums(Hospital(tmp_path, policy, own, **EXPERIMENT), 2)["counts"].sum()) == 20
     ledger = Ledger(tmp_path / "state")
-    first = ledger.entries()[0]
+    first = ledger.read_entries()[0]
     assert ledger.cost(1e-5).epsilon == compose([first, first], 1e-5).epsilon
 
 
@@ -228,7 +228,7 @@ def test_a_release_of_all_data_names_no_set(tmp_path: Path) -> None:
     assert isinstance(place.ask(TrainRequest(**stamp, arrays=Tensors(place.arrays()))), TrainReply), (
         place.refusal
     )
-    assert [entry.records for entry in Ledger(tmp_path / "state").entries()] == [""]
+    assert [entry.records for entry in Ledger(tmp_path / "state").read_entries()] == [""]
     assert not (tmp_path / "state" / "records" / "sets").exists()
 
 
@@ -251,7 +251,7 @@ class Trial:
             deployed=True, state_dir=folder, ledger=Ledger(folder), policy=policy
         )
         self.experiment: Any = SimpleNamespace(privacy=SimpleNamespace(enabled=True))
-        schedule = SimpleNamespace(classes_of=lambda task: range(width * (task - 1), width * task))
+        schedule = SimpleNamespace(list_classes=lambda task: range(width * (task - 1), width * task))
         self.process: Any = SimpleNamespace(registry=SimpleNamespace(schedule=schedule))
         self.data, self.classes_of = self, schedule.classes_of
 

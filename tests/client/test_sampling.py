@@ -14,7 +14,7 @@ from perennial.config.run import RunSettings
 from perennial.data.config import AugmentationConfig
 from perennial.engine.run import run_in_process
 from perennial.foundation.streams import stream
-from perennial.learning.batches import TrainingSet, shuffled
+from perennial.learning.batches import TrainingSet, shuffle_batches
 
 EXPERIMENT: dict[str, Any] = {
     "name": "sampled",
@@ -59,7 +59,7 @@ def test_a_fraction_of_the_sites_is_asked_another_one_in_each_round(
 def test_balanced_batches_draw_rare_classes_as_often_as_common_ones() -> None:
     y = torch.tensor([0] * 900 + [1] * 90 + [3] * 10)
     data = TrainingSet(torch.zeros(1000, 2), y, torch.zeros(1), torch.ones(1))
-    batches = shuffled(data, 100, stream(3, "batches"), AugmentationConfig(), balanced=True)
+    batches = shuffle_batches(data, 100, stream(3, "batches"), AugmentationConfig(), balanced=True)
     drawn = torch.cat([labels for _, _, labels in batches])
     counts = torch.bincount(drawn, minlength=4).tolist()
     assert sum(counts) == 1000 and counts[2] == 0

@@ -18,7 +18,7 @@ from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.privacy.config import DigestConfig
-from perennial.privacy.secure.keys import Words, fingerprint, new_secret, signing_key
+from perennial.privacy.secure.keys import Words, derive_signing_key, draw_secret, format_fingerprint
 from perennial.privacy.secure.roster import Attempt
 from tests.privacy.secure_sites import RUN, MaskedFederation, Parameters, attempt_of, subject_of
 
@@ -65,22 +65,22 @@ def test_site_refuses_less_than_it_demands() -> None:
 
 def test_identity_lasts_and_a_damaged_one_is_named(tmp_path: Path) -> None:
     first = own_key(tmp_path)
-    assert own_key(tmp_path) == first == signing_key(own_identity(tmp_path))
+    assert own_key(tmp_path) == first == derive_signing_key(own_identity(tmp_path))
     (tmp_path / "secure" / "identity.key").write_bytes(b"short")
     with pytest.raises(StateError, match="identity.key"):
         own_identity(tmp_path)
 
 
 def test_peers_are_pinned_or_kept_as_first_met(tmp_path: Path) -> None:
-    known, other = (signing_key(new_secret()) for _ in range(2))
+    known, other = (derive_signing_key(draw_secret()) for _ in range(2))
     met = state(tmp_path / "a")
     met.trust("north", known)
     met.keep_peers()
     with pytest.raises(PolicyRefusal, match="first met with"):
         state(tmp_path / "a").trust("north", other)
-    pinned = state(tmp_path / "b", peers={"north": fingerprint(known)})
+    pinned = state(tmp_path / "b", peers={"north": format_fingerprint(known)})
     pinned.trust("north", known)
-    pinned.trust("site-000", signing_key(own_identity(tmp_path / "b")))
+    pinned.trust("site-000", derive_signing_key(own_identity(tmp_path / "b")))
     for name, key in (("north", other), ("south", known), ("site-000", other)):
         with pytest.raises(PolicyRefusal, match=r"policy\.peers"):
             pinned.trust(name, key)
@@ -165,8 +165,8 @@ def test_attempts_only_go_forward_and_old_secrets_are_deleted(tmp_path: Path) ->
         session.mask(words)
         keeper.keep_sent(number, words)
         keeper.keep(session)
-        assert np.array_equal(keeper.sent(number), words)
-    assert keeper.session(1) is None and keeper.session(2) is not None
+        assert np.array_equal(keeper.read_sent(number), words)
+    assert keeper.load_session(1) is None and keeper.load_session(2) is not None
     assert not keeper.has_sent(1)
     with pytest.raises(PolicyRefusal, match="attempt 2 is over"):
         keeper.check_new(2)

@@ -17,9 +17,9 @@ from perennial.client.site import Site, open_site
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PerennialError, PolicyRefusal, PrivacyError
-from perennial.models.digest_networks import FeatureEncoder, encoder_hash
+from perennial.models.digest_networks import FeatureEncoder, hash_encoder
 from perennial.models.factory import build_model
-from perennial.models.incremental import travelling
+from perennial.models.incremental import select_travelling
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
 from perennial.protocol.measurements import LABEL_COUNTS
@@ -76,7 +76,7 @@ def stamp(site: Site) -> dict[str, Any]:
 
 def arrays(site: Site) -> Tensors:
     model = build_model(site.experiment.model, site.data.input_shape, stamp(site)["num_classes"], 1)
-    return Tensors({name: tensor.clone() for name, tensor in travelling(model).items()})
+    return Tensors({name: tensor.clone() for name, tensor in select_travelling(model).items()})
 
 
 def train(site: Site, **fields: Any) -> TrainReply:
@@ -95,7 +95,7 @@ def own_model(site: Site) -> Any:
 
 def digest(site: Site) -> Any:
     encoder = FeatureEncoder(site.data.input_shape, site.experiment.seed)
-    return answer_digest(site, DigestRequest(**stamp(site), encoder=encoder_hash(encoder)))
+    return answer_digest(site, DigestRequest(**stamp(site), encoder=hash_encoder(encoder)))
 
 
 def sparsity(site: Site) -> Any:
@@ -107,7 +107,7 @@ def clusters(**keys: Any) -> dict[str, Any]:
 
 
 def entries(site: Site) -> tuple[Entry, ...]:
-    return Ledger(site.identity.state_dir).entries()
+    return Ledger(site.identity.state_dir).read_entries()
 
 
 def demanding(kind: str, budget: float = 8.0) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import yaml
 from flwr.app import Context, Message
 
 from perennial.config.run import RunSettings
-from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.grid import InProcessGrid, build_site_contexts
 from perennial.engine.run import run_in_process
 from perennial.learning.scored import Worth
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest, Refusal
@@ -34,7 +34,7 @@ def asked(counts: Mapping[str, Counts | None]) -> tuple[Worth | None, SiteJudge]
         reply = EvaluateReply(**request.stamp_fields, correct=found[0], total=found[1])
         return Message(reply.to_record(), reply_to=message)
 
-    grid = InProcessGrid(client, site_contexts(len(names), {}))
+    grid = InProcessGrid(client, build_site_contexts(len(names), {}))
     stamp = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=1, num_classes=2)
     nodes = dict(zip(names, grid.get_node_ids(), strict=True))
     judge = SiteJudge()

@@ -64,7 +64,7 @@ def release(place: Site, number: int = 1, length: float = 3.0) -> Any:
     update = torch.zeros(10)
     update[0] = length
     result = TrainingResult(update, loss=1.0, steps=7)
-    mechanism = charges.update(place.experiment, request.run)
+    mechanism = charges.price_update(place.experiment, request.run)
     protect(place, mechanism, result)
     leave(
         place.identity, request, TrainReply, update=Released(Tensors({}), mechanism), num_examples=Public(1)
@@ -73,7 +73,7 @@ def release(place: Site, number: int = 1, length: float = 3.0) -> Any:
 
 
 def charge(place: Site, run: str, *, of_update: bool) -> None:
-    cost = charges.update if of_update else charges.evaluation
+    cost = charges.price_update if of_update else charges.price_evaluation
     pay(place.identity, Released(0, cost(place.experiment, run)))
 
 
@@ -120,14 +120,14 @@ def test_a_protected_update_is_noised_in_every_value(tmp_path: Path) -> None:
 
 
 def test_the_lifetime_budget_holds_over_runs(tmp_path: Path) -> None:
-    one = charges.update(experiment(tmp_path, LOCAL), "first run").entry
+    one = charges.price_update(experiment(tmp_path, LOCAL), "first run").entry
     two = budget_for([one, one], 1e-5).epsilon
     place = site(tmp_path, LOCAL, SitePolicy(max_epsilon=two + 0.01))
     charge(place, "first run", of_update=True)
     charge(place, "second run", of_update=True)
     with pytest.raises(PrivacyError, match="lifetime epsilon"):
         charge(place, "third run", of_update=True)
-    assert len(Ledger(place.identity.state_dir).entries()) == 2
+    assert len(Ledger(place.identity.state_dir).read_entries()) == 2
 
 
 def test_an_update_in_the_clear_does_not_fit_any_budget(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_clock_that_jumps_changes_no_cost(
     monkeypatch.setattr(ledger_module, "datetime", Jumped)
     charge(place, "run", of_update=True)
     book = Ledger(place.identity.state_dir)
-    assert len(book.entries()) == 2
+    assert len(book.read_entries()) == 2
     expected = make_accountant("prv", [(4.0, 1.0, 2)]).epsilon(1e-5)
     assert book.cost(1e-5).epsilon == pytest.approx(expected)
 
@@ -169,6 +169,6 @@ def test_on_a_full_disk_nothing_leaves(tmp_path: Path, monkeypatch: pytest.Monke
         patch.setattr(ledger_module.os, "write", full)
         with pytest.raises(StateError, match="must not leave"):
             release(place, number=2)
-    assert len(Ledger(place.identity.state_dir).entries()) == 1
+    assert len(Ledger(place.identity.state_dir).read_entries()) == 1
     charge(place, "run", of_update=True)
-    assert len(Ledger(place.identity.state_dir).entries()) == 2
+    assert len(Ledger(place.identity.state_dir).read_entries()) == 2

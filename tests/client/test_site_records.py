@@ -20,7 +20,7 @@ from perennial.client.state import KEPT_VERSIONS, SiteState
 from perennial.config.learner import Memory
 from perennial.config.run import RunSettings
 from perennial.data.federation import SiteData
-from perennial.data.splits import KeyedHash, content_groups
+from perennial.data.splits import KeyedHash, group_by_content
 from perennial.engine.grid import set_task_identity
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import RecordGone, StateError
@@ -118,12 +118,12 @@ def test_what_is_chosen_twice_after_one_round_is_kept_together(tmp_path: Path) -
         none,
         torch.zeros(1),
         torch.ones(1),
-        KeyedHash(bytes(32), content_groups(x)),
+        KeyedHash(bytes(32), group_by_content(x)),
     )
     store = ExemplarStore(SiteState(tmp_path, "graz"), data, ["cat", "dog"])
     for label, indices in ((1, rows[3:]), (0, rows[:3])):
         store.keep([label], {label: indices}, 3, known=2, version=4)
-    assert sorted(store.indices(before_round=5).tolist()) == list(range(6))
+    assert sorted(store.find_indices(before_round=5).tolist()) == list(range(6))
 
 
 @pytest.mark.parametrize("budget", [{"per_class": 2}, {"fixed_total": 40}])
@@ -140,7 +140,7 @@ def test_a_site_that_was_away_chooses_of_all_tasks_that_it_missed(
     )
     folder = tmp_path / "runs" / "small"
     assert summary["sites"]["site-1"]["rounds"] == 4
-    each = Memory.model_validate(budget).quota(6, 2)
+    each = Memory.model_validate(budget).compute_quota(6, 2)
     assert len(exemplars(folder, "site-1", before=7)) == 6 * each
 
 
@@ -182,7 +182,7 @@ def test_the_operator_reads_of_a_record_that_is_gone_and_not_of_a_damaged_file(
             raise error
 
         monkeypatch.setattr(handlers, "answer_evaluate", fail)
-        monkeypatch.setattr(door, "admitted", lambda identity, request: nullcontext())
+        monkeypatch.setattr(door, "admit_request", lambda identity, request: nullcontext())
         context = Context(1, 1, {"site": str(site)}, RecordDict(), dict(config))
         reply = app(Message(request.to_record(), 1, "evaluate"), context)
         fields = reply.content.config_records["fields"]
@@ -196,7 +196,7 @@ def test_an_erased_exemplar_is_left_out_and_not_told() -> None:
     store = object.__new__(ExemplarStore)
     names = ["a", "b", "c"]
     store._data = SimpleNamespace(y=names, sample_hash=lambda place: names[place])  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
-    kept = store._located(torch.tensor([0, 1, 2]), ["a", "erased", "b"], None)  # pyright: ignore[reportPrivateUsage]
+    kept = store._correct_index(torch.tensor([0, 1, 2]), ["a", "erased", "b"], None)  # pyright: ignore[reportPrivateUsage]
     assert kept.tolist() == [0, 1]
 
 
@@ -206,6 +206,6 @@ def test_a_moved_exemplar_is_found_at_a_row_of_its_own_label_and_no_row_comes_tw
     contents, labels = ["new", "x", "y", "y", "x"], torch.tensor([0, 0, 1, 1, 2])
     store._data = SimpleNamespace(y=labels, sample_hash=lambda place: contents[place])  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
     for before, found in (([0, 1, 2], [1, 3, 2]), ([3, 2, 0], [1, 2, 3]), ([4, 3, 2], [1, 3, 2])):
-        kept = store._located(torch.tensor(before), ["x", "y", "y"], [0, 1, 1])  # pyright: ignore[reportPrivateUsage]
+        kept = store._correct_index(torch.tensor(before), ["x", "y", "y"], [0, 1, 1])  # pyright: ignore[reportPrivateUsage]
         assert kept.tolist() == found
-    assert store._located(torch.tensor([0]), ["x"], None).tolist() == [1]  # pyright: ignore[reportPrivateUsage]
+    assert store._correct_index(torch.tensor([0]), ["x"], None).tolist() == [1]  # pyright: ignore[reportPrivateUsage]

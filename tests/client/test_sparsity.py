@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from perennial.config import charges
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ConfigError, DataError, ProtocolError
-from perennial.models.sparsity import SparsityPlan, common_channels, zero_shares
-from perennial.privacy.accountants import gaussian_multiplier, sparsity_l2_sensitivity
+from perennial.models.sparsity import SparsityPlan, count_common_channels, zero_shares
+from perennial.privacy.accountants import compute_sparsity_l2_sensitivity, solve_gaussian_multiplier
 from perennial.protocol.messages import SparsityReply
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.clustered_personalisation.grouping import check_vector
@@ -81,8 +81,8 @@ def test_what_has_no_vector_is_refused() -> None:
     assert zero_shares(RELU, batches(torch.tensor([[math.nan]])), 1)[0].tolist() == [0.0]
     with pytest.raises(ConfigError, match="0 to 3 are allowed"):
         SparsityPlan((4,), 2).vector([torch.zeros(4), torch.zeros(6)])
-    assert common_channels(network(), torch.zeros(1, 1, 8, 8), 2, "average") == 4
-    assert common_channels(network(), torch.zeros(1, 1, 8, 8), 2, "last") == 6
+    assert count_common_channels(network(), torch.zeros(1, 1, 8, 8), 2, "average") == 4
+    assert count_common_channels(network(), torch.zeros(1, 1, 8, 8), 2, "last") == 6
 
 
 def test_vectors_that_cannot_be_true_are_refused() -> None:
@@ -110,8 +110,8 @@ def test_the_noise_hides_one_sample_and_their_number() -> None:
     draw = torch.Generator().manual_seed(0)
     rows = torch.cat([torch.rand(40, 32, generator=draw).round(), torch.ones(40, 1)], dim=1)
     moved = [(rows.sum(0) - rows[1:].sum(0)).norm(), (rows[1:].sum(0) - rows[:-1].sum(0)).norm(), 33**0.5]
-    assert max(float(m) for m in moved[:2]) <= sparsity_l2_sensitivity(32) == moved[2]
+    assert max(float(m) for m in moved[:2]) <= compute_sparsity_l2_sensitivity(32) == moved[2]
     experiment = Experiment.model_validate(EXPERIMENT)
-    mechanism = charges.sparsity(experiment, "r", 1.0).within(sparsity_l2_sensitivity(32))
-    assert mechanism.std == pytest.approx(math.sqrt(33) * gaussian_multiplier(1.0, 1e-5))
+    mechanism = charges.price_sparsity(experiment, "r", 1.0).within(compute_sparsity_l2_sensitivity(32))
+    assert mechanism.std == pytest.approx(math.sqrt(33) * solve_gaussian_multiplier(1.0, 1e-5))
     assert mechanism.entry.relation == "add_remove"

@@ -30,10 +30,10 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_site_answers_with_noised_sums_and_charges_them(tmp_path: Path) -> None:
     hospital = Hospital(tmp_path, POLICY, **SUMS)
     request = StatisticsRequest(
-        **hospital.stamp(), of_task=1, features=hospital.site.models.fixed_features().content
+        **hospital.stamp(), of_task=1, features=hospital.site.models.load_fixed_features().content
     )
     assert isinstance(hospital.ask(request), StatisticsReply), hospital.refusal
-    (entry,) = hospital.site.identity.ledger.entries()
+    (entry,) = hospital.site.identity.ledger.read_entries()
     assert (entry.kind, entry.unit, entry.mechanism, entry.noise_multiplier) == (
         "statistics",
         "sample",
@@ -66,7 +66,7 @@ def test_a_record_without_finite_features_is_left_out_and_no_refusal_tells_of_it
 
     monkeypatch.setattr(FixedFeatures, "finished", with_a_hole)
     request = StatisticsRequest(
-        **hospital.stamp(), of_task=1, features=hospital.site.models.fixed_features().content
+        **hospital.stamp(), of_task=1, features=hospital.site.models.load_fixed_features().content
     )
     assert isinstance(hospital.ask(request), StatisticsReply), hospital.refusal
-    assert spoilt and len(hospital.site.identity.ledger.entries()) == 1
+    assert spoilt and len(hospital.site.identity.ledger.read_entries()) == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perennial.cli.init_private import MEANS_ALONE, private_sums
+from perennial.cli.init_private import MEANS_ALONE, choose_private_sums
 from perennial.config.experiment import Experiment
 from perennial.privacy.accountants import make_accountant
 
@@ -10,7 +10,7 @@ from perennial.privacy.accountants import make_accountant
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (13,)])
 @pytest.mark.parametrize("epsilon", [8.0, 1.0])
 def test_they_make_an_experiment_that_costs_what_was_asked(shape: tuple[int, ...], epsilon: float) -> None:
-    found = private_sums(shape, 2000, 5, epsilon, sites=4, tasks=2)
+    found = choose_private_sums(shape, 2000, 5, epsilon, sites=4, tasks=2)
     experiment = Experiment.model_validate(
         {
             "name": "asked",
@@ -29,9 +29,9 @@ def test_they_make_an_experiment_that_costs_what_was_asked(shape: tuple[int, ...
 
 
 def test_more_records_bear_products_and_more_components() -> None:
-    few, many = (private_sums((3, 32, 32), count, 7, 2.0, sites=4) for count in (300, 50_000))
+    few, many = (choose_private_sums((3, 32, 32), count, 7, 2.0, sites=4) for count in (300, 50_000))
     assert few.privacy["blocks"] == list(MEANS_ALONE) and "blocks" not in many.privacy
     assert few.model["projection"] < many.model["projection"]
     # one noise in all bears more than four
-    assert private_sums((8,), 1500, 7, 2.0, sites=4).privacy.get("blocks")
-    assert not private_sums((8,), 1500, 7, 2.0, sites=1).privacy.get("blocks")
+    assert choose_private_sums((8,), 1500, 7, 2.0, sites=4).privacy.get("blocks")
+    assert not choose_private_sums((8,), 1500, 7, 2.0, sites=1).privacy.get("blocks")

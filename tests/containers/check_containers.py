@@ -19,7 +19,7 @@ import yaml
 
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.server.summary import hashes_of
+from perennial.server.summary import extract_hashes
 from tests.loopback import digit_folders, free_ports
 from tests.split_keys import split_key_of
 
@@ -226,7 +226,7 @@ def test_a_run_with_a_site_cut_off_gives_the_result_of_the_in_process_engine(fed
     simulated.write_text(yaml.safe_dump({**EXPERIMENT, "data": data}))
     with split_key_of(path.parent):
         here = run_in_process(RunSettings(str(simulated), runs=str(federation.folder / "here")))
-    assert hashes_of(there) == hashes_of(here)
+    assert extract_hashes(there) == extract_hashes(here)
     for name in SITES:
         ledger = (federation.folder / name / "state" / "ledger.jsonl").read_text().splitlines()
         kinds = [json.loads(line)["kind"] for line in ledger]

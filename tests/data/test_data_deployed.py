@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from perennial.data.config import DataConfig
-from perennial.data.deployed import declared_fill, declared_input_shape, load_site, site_config
+from perennial.data.deployed import derive_fill, derive_input_shape, load_site, merge_site_config
 from perennial.data.federation import build
 from perennial.data.site import SiteData
-from perennial.data.splits import simulation_key
+from perennial.data.splits import derive_simulation_key
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError, DataError
 
@@ -47,10 +47,10 @@ def test_a_folder_at_a_site_is_split_as_in_simulation(tmp_path: Path, cached: bo
     experiment = configure(source="folder", path=str(root), image_size=4, partition={"kind": "natural"})
     simulated = build(experiment, TASKS, 5)
     for name in SITES:
-        here = site_config(experiment, configure(source="folder", path=str(root / name)))
+        here = merge_site_config(experiment, configure(source="folder", path=str(root / name)))
         cache = tmp_path / "cache" / name if cached else None
         for _ in range(2):
-            site = load_site(here, simulated.classes, name, 5, simulation_key(5), cache)
+            site = load_site(here, simulated.classes, name, 5, derive_simulation_key(5), cache)
             assert contents(site) == contents(simulated.site(name))
             assert site.mean.tolist() == simulated.mean.tolist()
     total = 3 * sum(SITES.values())
@@ -78,18 +78,20 @@ def test_a_table_at_a_site_is_split_and_read_as_in_simulation(tmp_path: Path) ->
         lines = (tmp_path / "all.csv").read_text().splitlines()
         own = [line for line in lines if line.endswith((",site", f",{name}"))]
         (tmp_path / f"{name}.csv").write_text("\n".join(own))
-        alone = site_config(experiment, configure(source="csv", path=str(tmp_path / f"{name}.csv")))
-        among_all = site_config(experiment, configure(source="csv", path=experiment.path, site_column="site"))
+        alone = merge_site_config(experiment, configure(source="csv", path=str(tmp_path / f"{name}.csv")))
+        among_all = merge_site_config(
+            experiment, configure(source="csv", path=experiment.path, site_column="site")
+        )
         for here in (alone, among_all):
-            assert contents(load_site(here, simulated.classes, name, 5, simulation_key(5))) == contents(
-                simulated.site(name)
-            )
+            assert contents(
+                load_site(here, simulated.classes, name, 5, derive_simulation_key(5))
+            ) == contents(simulated.site(name))
 
 
 def test_a_site_says_where_its_data_is_and_nothing_else(tmp_path: Path) -> None:
     experiment = configure(source="folder", classes=["melanoma", "naevus"], image_size=32, color="gray")
     here = configure(source="folder", path="/srv/skin", labels={"mel": "melanoma"})
-    merged = site_config(experiment, here)
+    merged = merge_site_config(experiment, here)
     assert (merged.path, merged.labels, merged.size, merged.color) == (
         here.path,
         here.labels,
@@ -98,9 +100,9 @@ def test_a_site_says_where_its_data_is_and_nothing_else(tmp_path: Path) -> None:
     )
     assert merged.classes == ("melanoma", "naevus")
     with pytest.raises(ConfigError, match=r"data\.image_size: found 64 .* but the experiment decides it"):
-        site_config(experiment, configure(source="folder", path="/srv/skin", image_size=64))
+        merge_site_config(experiment, configure(source="folder", path="/srv/skin", image_size=64))
     with pytest.raises(ConfigError, match="do not fit: .*image_size belongs to source"):
-        site_config(experiment, configure(source="csv", path="/srv/skin.csv"))
+        merge_site_config(experiment, configure(source="csv", path="/srv/skin.csv"))
 
 
 def test_pixels_of_a_site_have_the_scale_of_the_experiment(tmp_path: Path) -> None:
@@ -111,11 +113,11 @@ def test_pixels_of_a_site_have_the_scale_of_the_experiment(tmp_path: Path) -> No
     y = np.arange(20) % 2
     for name, x in (("bytes", pixels), ("floats", pixels.astype(np.float32))):
         np.savez(tmp_path / f"{name}.npz", x=x, y=y)
-    here = site_config(
+    here = merge_site_config(
         experiment, configure(source="npz", path=str(tmp_path / "bytes.npz"), classes=["0", "1"])
     )
-    assert load_site(here, ("0", "1"), "wien", 0, KEY).input_shape == declared_input_shape(experiment)
-    here = site_config(
+    assert load_site(here, ("0", "1"), "wien", 0, KEY).input_shape == derive_input_shape(experiment)
+    here = merge_site_config(
         experiment, configure(source="npz", path=str(tmp_path / "floats.npz"), classes=["0", "1"])
     )
     with pytest.raises(DataError, match=r"floats\.npz, x: .* ask for uint8 images"):
@@ -165,24 +167,24 @@ def test_a_site_that_the_data_names_and_give_no_sample_is_told_so(tmp_path: Path
 
 
 def test_a_table_declares_what_stands_for_missing_numbers_and_images_declare_nothing() -> None:
-    assert declared_fill(configure(source="folder", classes=["a"], image_size=8)) is None
+    assert derive_fill(configure(source="folder", classes=["a"], image_size=8)) is None
     table = configure(
         source="csv",
         classes=["a"],
         columns={"age": "numeric", "size": "numeric"},
         imputation={"age": 40, "size": 2.5},
     )
-    fill = declared_fill(table)
+    fill = derive_fill(table)
     assert fill is not None and {40.0, 2.5} <= {*fill.tolist()}
 
 
 def test_an_experiment_without_data_declares_its_inputs() -> None:
-    assert declared_input_shape(configure(source="folder", classes=["a"], image_size=[8, 12])) == (3, 8, 12)
+    assert derive_input_shape(configure(source="folder", classes=["a"], image_size=[8, 12])) == (3, 8, 12)
     gray = configure(source="folder", classes=["a"], image_size=8, color="gray")
-    assert declared_input_shape(gray) == (1, 8, 8)
+    assert derive_input_shape(gray) == (1, 8, 8)
     columns = {"size": "numeric", "sex": ["m", "f"]}
-    assert declared_input_shape(configure(source="csv", classes=["a"], columns=columns)) == (5,)
+    assert derive_input_shape(configure(source="csv", classes=["a"], columns=columns)) == (5,)
     with pytest.raises(ConfigError, match=r"data\.image_size: missing"):
-        declared_input_shape(configure(source="folder", classes=["a"]))
+        derive_input_shape(configure(source="folder", classes=["a"]))
     with pytest.raises(ConfigError, match=r"data\.columns: missing"):
-        declared_input_shape(configure(source="csv", classes=["a"]))
+        derive_input_shape(configure(source="csv", classes=["a"]))

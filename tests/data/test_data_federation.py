@@ -91,7 +91,7 @@ def test_a_continued_run_finds_every_earlier_share_unchanged(partition: dict[str
         for part in ("train", "validation", "test"):
             old = {site.sample_hash(place) for place in site.part(part).tolist()}
             new = later.site(name)
-            assert {new.sample_hash(place) for place in new.task_indices(part, 0, 6).tolist()} == old
+            assert {new.sample_hash(place) for place in new.find_task_indices(part, 0, 6).tolist()} == old
     written = build(
         DataConfig.model_validate({"source": "digits", "sites": 4, "classes": ten, "partition": partition}),
         later.registry.as_tasks(),

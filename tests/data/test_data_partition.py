@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perennial.data.partition import Partition, apportion, group_holders, group_of_site, partition
+from perennial.data.partition import Partition, apportion, group_holders, group_of_site, partition_samples
 from perennial.data.tasks_config import PartitionConfig
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
@@ -26,7 +26,7 @@ kinds = st.sampled_from(
 
 def divide(options: dict[str, Any], labels: np.ndarray, sites: int = 3, seed: int = 0) -> Partition:
     config = PartitionConfig.model_validate(options)
-    return partition(config, labels, sites, seed, BOUNDARIES, names=NAMES)
+    return partition_samples(config, labels, sites, seed, BOUNDARIES, names=NAMES)
 
 
 def class_counts(found: Partition, labels: np.ndarray, classes: int = 5) -> np.ndarray:
@@ -59,7 +59,7 @@ def test_a_task_is_divided_the_same_whatever_other_tasks_there_are(
     labels = some_labels([20, 15, 30, 12, 25])
     first = np.flatnonzero(labels < 3)
     config = PartitionConfig.model_validate(options)
-    alone = partition(config, labels[first], 3, seed, (0, 3), names=NAMES)
+    alone = partition_samples(config, labels[first], 3, seed, (0, 3), names=NAMES)
     whole = divide(options, labels, seed=seed)
     for rows_alone, rows in zip(alone.indices, whole.indices, strict=True):
         assert np.array_equal(first[rows_alone], rows[labels[rows] < 3])
@@ -101,7 +101,7 @@ def test_class_subsets_leave_no_class_out_and_spread_the_holders(
     wanted = data.draw(st.integers(-(-classes // sites), classes))
     labels = some_labels([40] * classes)
     config = PartitionConfig(kind="class_subset", classes_per_site=wanted)
-    found = partition(
+    found = partition_samples(
         config, labels, sites, data.draw(st.integers(0, 99)), (0, classes), names=tuple("abcdefghij")
     )
     counts = class_counts(found, labels, classes)
@@ -115,7 +115,9 @@ def test_class_subsets_leave_no_class_out_and_spread_the_holders(
 def test_disjoint_subsets_share_no_class() -> None:
     labels = some_labels([20] * 10)
     config = PartitionConfig(kind="class_subset", classes_per_site="disjoint")
-    counts = class_counts(partition(config, labels, 4, 3, (0, 10), names=tuple("abcdefghij")), labels, 10)
+    counts = class_counts(
+        partition_samples(config, labels, 4, 3, (0, 10), names=tuple("abcdefghij")), labels, 10
+    )
     assert ((counts > 0).sum(axis=0) == 1).all()
     assert sorted((counts > 0).sum(axis=1)) == [2, 2, 3, 3]
 

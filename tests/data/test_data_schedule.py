@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perennial.data.schedule import TaskSchedule, build_registry, build_schedule, class_order
+from perennial.data.schedule import TaskSchedule, build_registry, build_schedule, order_classes
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError
 
@@ -15,9 +15,9 @@ orders = st.sampled_from(["seeded", "natural", "1993"])
 @settings(deadline=None)
 @given(order=orders, count=st.integers(1, 12), seed=st.integers(0, 2**32))
 def test_an_order_is_a_permutation_that_its_seed_decides(order: str, count: int, seed: int) -> None:
-    found = class_order(order, NAMES[:count], seed)
+    found = order_classes(order, NAMES[:count], seed)
     assert sorted(found) == list(range(count))
-    assert found == class_order(order, NAMES[:count], seed)
+    assert found == order_classes(order, NAMES[:count], seed)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_an_order_is_a_permutation_that_its_seed_decides(order: str, count: int,
 )
 def test_an_explicit_order_must_be_a_permutation(order: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        class_order(order, ("a", "b", "c"), 0)
+        order_classes(order, ("a", "b", "c"), 0)
 
 
 @settings(deadline=None)
@@ -38,7 +38,7 @@ def test_an_explicit_order_must_be_a_permutation(order: tuple[str, ...], words: 
 def test_tasks_partition_the_classes_evenly(classes: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, classes))
     schedule = build_schedule(TasksConfig(count=count, rounds=3), classes)
-    owned = [list(schedule.classes_of(task)) for task in range(1, count + 1)]
+    owned = [list(schedule.list_classes(task)) for task in range(1, count + 1)]
     sizes = [len(task) for task in owned]
     assert [label for task in owned for label in task] == list(range(classes))
     assert max(sizes) - min(sizes) <= 1

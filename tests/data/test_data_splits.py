@@ -19,7 +19,7 @@ from perennial.data.config import DataConfig
 from perennial.data.deployed import load_site
 from perennial.data.federation import build
 from perennial.data.sources import load
-from perennial.data.splits import KeyedHash, content_groups, simulation_key, text_groups
+from perennial.data.splits import KeyedHash, derive_simulation_key, group_by_content, group_by_text
 from perennial.data.tasks_config import TasksConfig
 from tests.federations import resolved
 
@@ -111,7 +111,7 @@ def parts_of(
             found[table[order[row]][:2]] += (part,)
     if described["source"] != "csv" and "samples_limit" not in block:
         here = resolved(federation, config).model_copy(update={"sites": None})
-        alone = load_site(here, classes, "a", 3, simulation_key(3))
+        alone = load_site(here, classes, "a", 3, derive_simulation_key(3))
         for part in ("train", "validation", "test"):
             for row in alone.part(part).tolist():
                 assert part in found[table[order[row]][:2]]
@@ -185,20 +185,20 @@ def test_one_record_of_a_benchmark_moves_no_other(block: dict[str, Any]) -> None
 
 
 def test_values_are_the_hash_that_is_stated() -> None:
-    groups = content_groups(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8))
+    groups = group_by_content(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8))
     assert groups[1].tobytes() == hashlib.sha256(b"content:\x03\x04").digest()
     stated = hmac.digest(KEY, b"test:" + groups[1].tobytes(), "sha256")
     assert KeyedHash(KEY, groups).values("test", np.array([1])).tolist() == [int.from_bytes(stated[:8])]
-    named = text_groups("patient", ["Ann", "Ann", "Bo"])
+    named = group_by_text("patient", ["Ann", "Ann", "Bo"])
     assert named[0].tobytes() == hashlib.sha256(b"patient:Ann").digest()
     assert (
-        KeyedHash(KEY, named).numbered(torch.tensor([0, 1, 2, 0])).tolist()[0:2]
-        == [KeyedHash(KEY, named).numbered(torch.tensor([0, 1, 2, 0])).tolist()[0]] * 2
+        KeyedHash(KEY, named).number_groups(torch.tensor([0, 1, 2, 0])).tolist()[0:2]
+        == [KeyedHash(KEY, named).number_groups(torch.tensor([0, 1, 2, 0])).tolist()[0]] * 2
     )
 
 
 def test_purposes_and_keys_do_not_share_a_hash() -> None:
-    keyed = KeyedHash(KEY, content_groups(torch.arange(4000)[:, None]))
+    keyed = KeyedHash(KEY, group_by_content(torch.arange(4000)[:, None]))
     rows = np.arange(4000)
     held = set(keyed.hold_out(rows, 0.2, "test")[0].tolist())
     for other in (
@@ -212,7 +212,7 @@ def test_purposes_and_keys_do_not_share_a_hash() -> None:
 
 def test_copies_of_a_record_go_the_same_way_whatever_their_label() -> None:
     x = torch.arange(50).repeat(2)[:, None]
-    test, _ = KeyedHash(KEY, content_groups(x)).hold_out(np.arange(100), 0.5, "test")
+    test, _ = KeyedHash(KEY, group_by_content(x)).hold_out(np.arange(100), 0.5, "test")
     assert set((test % 50).tolist()) == set(test[test < 50].tolist())
     assert len(test) == 2 * len(test[test < 50]) > 0
 

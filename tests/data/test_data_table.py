@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from perennial.data.config import DataConfig
-from perennial.data.deployed import declared_constants, declared_input_shape
+from perennial.data.deployed import derive_constants, derive_input_shape
 from perennial.data.federation import build
 from perennial.data.samples import Source, fill_missing
 from perennial.data.sources import load
-from perennial.data.table_columns import feature_count, numeric_indices
+from perennial.data.table_columns import count_features, locate_numbers
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError, DataError
 from tests.federations import resolved
@@ -40,7 +40,7 @@ def test_columns_become_numbers_indicators_and_one_hot_codes(tmp_path: Path) -> 
     columns = {"sex": ["m", "f"], "age": "numeric"}
     source = read(write(tmp_path, PATIENTS), columns=columns, site_column="site")
     assert source.columns is not None and source.train.site is not None
-    assert (feature_count(source.columns), numeric_indices(source.columns)) == (5, {"age": 3})
+    assert (count_features(source.columns), locate_numbers(source.columns)) == (5, {"age": 3})
     expected = [
         [0, 1, 0, 50, 0],
         [1, 0, 0, np.nan, 1],
@@ -84,8 +84,8 @@ def test_a_category_called_other_and_a_column_called_as_an_indicator_have_their_
     assert described.normalise is not None and described.normalise.mean == {"age": 40, "age missing": 4}
     assert load(described, 0).mean.tolist() == federation.mean.tolist()
     declared = described.model_copy(update={"path": None})
-    assert declared_input_shape(declared) == (8,)
-    assert declared_constants(declared)[0].tolist() == federation.mean.tolist()
+    assert derive_input_shape(declared) == (8,)
+    assert derive_constants(declared)[0].tolist() == federation.mean.tolist()
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])

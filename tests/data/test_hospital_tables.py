@@ -14,13 +14,13 @@ from perennial.cli.init import init_command
 from perennial.cli.main import app
 from perennial.config.experiment import load_experiment
 from perennial.data.config import DataConfig
-from perennial.data.csv_file import odd_numbers, read_csv
-from perennial.data.deployed import load_site, site_config
+from perennial.data.csv_file import find_odd_numbers, read_csv
+from perennial.data.deployed import load_site, merge_site_config
 from perennial.data.federation import build
-from perennial.data.inputs import read_inputs, strange_columns
+from perennial.data.inputs import describe_strange_columns, read_inputs
 from perennial.data.samples import Source
 from perennial.data.sources import load
-from perennial.data.table_columns import numeric_indices
+from perennial.data.table_columns import locate_numbers
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError, DataError
 from tests.federations import resolved
@@ -137,7 +137,7 @@ def test_a_site_alone_takes_constants_and_no_medians(tmp_path: Path) -> None:
         normalise={"mean": {"a": 1, "b": 1}, "std": {"a": 1, "b": 1}},
     )
     site = config(write(tmp_path, GAPS), unreadable="skip")
-    merged = site_config(experiment, site)
+    merged = merge_site_config(experiment, site)
     assert merged.unreadable == "skip" and merged.imputation == {"a": 7, "b": 8}
     data = load_site(merged, ("x", "y"), "here", 1, bytes(32))
     assert data.x[3, 0] == 7 and data.fill is not None
@@ -176,7 +176,7 @@ def test_columns_unlike_the_training_data_are_named(tmp_path: Path) -> None:
 
     def said(*rows: str) -> list[str]:
         file = read_csv(write(tmp_path, "\n".join(["chol,sex", *rows])))
-        return strange_columns(file, columns, mean, std)
+        return describe_strange_columns(file, columns, mean, std)
 
     draw = np.random.default_rng(0)
     usual = draw.normal(200, 50, 60)
@@ -226,7 +226,7 @@ def test_a_german_table_is_asked_about_once_and_read_as_answered(tmp_path: Path)
     data = load_experiment(tmp_path / "out" / "experiment.yaml").data
     source = load(data, seed=0)
     assert source.columns is not None and "Fallnummer" not in source.columns
-    at = numeric_indices(source.columns)
+    at = locate_numbers(source.columns)
     x = source.train.x
     assert x[:, at["CRP"]].tolist() == pytest.approx([0.5, 12.5, 3, 0.5, 4.1, 8])
     assert x[:, at["Kreatinin"]].tolist() == pytest.approx([0.9, 1.1, 1.2, 0.8, 1.0, 1.4])
@@ -252,7 +252,7 @@ def test_where_nobody_is_there_to_ask_init_names_the_options_that_answer(tmp_pat
 )
 def test_stages_several_units_and_groups_are_no_numbers_with_units(cells: tuple[str, ...]) -> None:
     texts = np.array(cells * 5, dtype=np.dtypes.StringDType())
-    assert odd_numbers(texts) == ("", False)
+    assert find_odd_numbers(texts) == ("", False)
 
 
 def test_a_sheet_is_read_as_a_csv_file_is(tmp_path: Path) -> None:

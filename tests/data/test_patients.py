@@ -18,7 +18,7 @@ from perennial.config.run import RunSettings
 from perennial.config.site import SitePolicy
 from perennial.data.config import DataConfig
 from perennial.data.federation import SimulatedFederation, build
-from perennial.data.splits import text_groups
+from perennial.data.splits import group_by_text
 from perennial.data.tasks_config import TasksConfig
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import DataError
@@ -67,7 +67,7 @@ def manifest(root: Path, **more: Any) -> dict[str, Any]:
 def places(federation: SimulatedFederation) -> dict[int, set[tuple[str, str]]]:
     """Patient -> (site, part) of each sample."""
     site = next(iter(federation.sites.values()))
-    numbers = site.keyed.numbered(torch.arange(len(site.y))).tolist()
+    numbers = site.keyed.number_groups(torch.arange(len(site.y))).tolist()
     found: dict[int, set[tuple[str, str]]] = {}
     for name, data in federation.sites.items():
         for part in ("train", "validation", "test"):
@@ -203,7 +203,7 @@ def test_the_patient_of_dicom_files_is_read_from_them_and_kept_nowhere(
         run_in_process(RunSettings(str(experiment), runs=str(tmp_path / "runs")))
     told = caplog.text + "".join(capsys.readouterr())
     kept = b"".join(file.read_bytes() for file in (tmp_path / "runs").rglob("*") if file.is_file())
-    unkeyed = [text_groups("patient", [f"HOSP-{index:04d}"])[0].tobytes() for index in range(30)]
+    unkeyed = [group_by_text("patient", [f"HOSP-{index:04d}"])[0].tobytes() for index in range(30)]
     assert "HOSP-" not in told and b"HOSP-" not in kept
     assert not any(value in kept or value.hex().encode() in kept for value in unkeyed)
 

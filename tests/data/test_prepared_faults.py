@@ -18,7 +18,7 @@ from perennial.cli.init import init_command
 from perennial.cli.main import app
 from perennial.config.experiment import load_experiment
 from perennial.data.federation import build
-from perennial.data.suspicion import suspicions
+from perennial.data.suspicion import find_suspicions
 from perennial.foundation.errors import PerennialError
 
 HEADER = ["alter", "druck", "geschlecht", "raucher", "diagnose"]
@@ -81,8 +81,8 @@ def said(path: Path, check: bool = False, **options: Any) -> str:
         if check:
             experiment = load_experiment(output / "experiment.yaml")
             held = build(experiment.data, experiment.tasks, experiment.seed)
-            asked = suspicions(experiment.data, held.sites, held.classes, held.test)
-            lines = [*held.notes, *describe_data(held.sites, held.classes).warnings()]
+            asked = find_suspicions(experiment.data, held.sites, held.classes, held.test)
+            lines = [*held.notes, *describe_data(held.sites, held.classes).list_warnings()]
             lines += [f"question: {each}" for each in asked]
     except PerennialError as error:
         lines = [str(error)]

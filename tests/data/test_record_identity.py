@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from perennial.data.config import DataConfig
-from perennial.data.deployed import load_site, site_config
+from perennial.data.deployed import load_site, merge_site_config
 from perennial.data.site import SiteData
-from perennial.data.splits import identities
+from perennial.data.splits import compute_identities
 from perennial.data.survey import survey
 from perennial.foundation.errors import DataError, StateError
 from perennial.foundation.record_key import BOOK, record_key
@@ -25,7 +25,7 @@ def table(folder: Path, text: str, columns: dict[str, Any], name: str = "visits.
     }
     experiment = DataConfig.model_validate({"source": "csv", "imputation": "mean", **common})
     own = DataConfig.model_validate({"source": "csv", "path": str(folder / name)})
-    data = load_site(site_config(experiment, own), ("ill", "well"), "north", 0, bytes(32))
+    data = load_site(merge_site_config(experiment, own), ("ill", "well"), "north", 0, bytes(32))
     assert data.contents is not None and data.places is not None and len(data.places) == len(data.y)
     return data.contents
 
@@ -51,11 +51,11 @@ def test_identities_need_the_key_which_stays_and_is_private(tmp_path: Path) -> N
     assert path.stat().st_mode & 0o777 == 0o600
     contents = [bytes([place]) * 32 for place in range(3)]
     mine, theirs = (
-        identities(key, "record", contents),
-        identities(record_key(tmp_path / "b"), "record", contents),
+        compute_identities(key, "record", contents),
+        compute_identities(record_key(tmp_path / "b"), "record", contents),
     )
     assert mine.shape == (3, 16) and not any(same(mine, theirs))
-    assert not any(same(mine, identities(key, "place", contents)))
+    assert not any(same(mine, compute_identities(key, "place", contents)))
 
 
 def test_a_lost_key_is_no_fresh_start(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def read(folder: Path, content: bytes, name: str = "visits.csv", **own: Any) -> 
     common = {"columns": COLUMNS, "classes": ("ill", "well"), "normalise": constants, "test_fraction": 0.3}
     experiment = DataConfig.model_validate({"source": "csv", "imputation": "mean", **common})
     block = DataConfig.model_validate({"source": "csv", "path": str(folder / name), **own})
-    config = site_config(experiment, block)
+    config = merge_site_config(experiment, block)
     return load_site(config, ("ill", "well"), "north", 0, bytes(32), protected=True)
 
 
@@ -131,7 +131,9 @@ def test_under_a_protection_one_test_row_decides_nothing_about_training_rows(tmp
             {"source": "folder", "classes": ("ill", "well"), "image_size": 4, "color": "gray"}
             | {"normalise": {"mean": 0.5, "std": 0.5}, "test_fraction": 0.3}
         )
-        data = load_site(site_config(experiment, own), ("ill", "well"), "a", 0, bytes(32), protected=True)
+        data = load_site(
+            merge_site_config(experiment, own), ("ill", "well"), "a", 0, bytes(32), protected=True
+        )
         assert data.places is not None
         assert all(row in data.test for row in range(20, rows))
         return [data.places[row].rpartition(" ")[2] for row in data.train.tolist()]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from perennial.cli.main import app
 from perennial.config.site import load_site_config
 from perennial.deploy.bundle import open_bundle, write_bundle
-from perennial.deploy.certificates import make_node_key, public_line, write_node_key
+from perennial.deploy.certificates import encode_public_line, make_node_key, write_node_key
 from perennial.deploy.federation import Federation, OperatorFolder, create_operator_folder
 from perennial.foundation.errors import ConfigError
 
@@ -24,7 +24,7 @@ def operator(tmp_path: Path) -> OperatorFolder:
 
 
 def test_a_bundle_makes_a_site_and_holds_no_secret(operator: OperatorFolder, tmp_path: Path) -> None:
-    operator.add_site("linz", public_line(make_node_key()))
+    operator.add_site("linz", encode_public_line(make_node_key()))
     bundle, site = write_bundle(operator, "linz"), tmp_path / "linz"
     assert b"PRIVATE KEY" not in gzip.decompress(bundle.read_bytes())
     open_bundle(bundle, site)
@@ -36,7 +36,7 @@ def test_a_bundle_makes_a_site_and_holds_no_secret(operator: OperatorFolder, tmp
 def test_a_newer_bundle_changes_nothing_that_the_hospital_decided(
     operator: OperatorFolder, tmp_path: Path
 ) -> None:
-    operator.add_site("graz", public_line(make_node_key()))
+    operator.add_site("graz", encode_public_line(make_node_key()))
     bundle = write_bundle(operator, "graz")
     site = tmp_path / "graz"
     open_bundle(bundle, site)
@@ -65,7 +65,7 @@ def test_each_side_is_told_every_authority_that_it_trusts(
     folder, site = tmp_path / "federation", tmp_path / "site"
     inside = ("--folder", folder)
     (first,) = told(said("deploy", "init", folder, "--host", "localhost", "--runtime", "process"))
-    (tmp_path / "key.pub").write_bytes(public_line(make_node_key()))
+    (tmp_path / "key.pub").write_bytes(encode_public_line(make_node_key()))
     said("deploy", "add-site", "graz", tmp_path / "key.pub", *inside)
 
     def opened() -> list[str]:
@@ -97,7 +97,7 @@ def members(bundle: Path) -> dict[str, bytes]:
 
 
 def test_a_damaged_bundle_writes_nothing(operator: OperatorFolder, tmp_path: Path) -> None:
-    operator.add_site("graz", public_line(make_node_key()))
+    operator.add_site("graz", encode_public_line(make_node_key()))
     good = write_bundle(operator, "graz")
     site = tmp_path / "site"
     cut = tmp_path / "cut.tar.gz"
@@ -138,7 +138,7 @@ def test_a_bundle_writes_only_what_a_bundle_holds(
     operator: OperatorFolder, tmp_path: Path, name: str
 ) -> None:
     key, site = make_node_key(), tmp_path / "site"
-    operator.add_site("graz", public_line(key))
+    operator.add_site("graz", encode_public_line(key))
     site.mkdir()
     write_node_key(key, site / "node.key")
     (site / "state").mkdir()
@@ -156,7 +156,7 @@ def test_a_bundle_writes_only_what_a_bundle_holds(
 
 
 def test_a_bundle_with_a_link_is_refused(operator: OperatorFolder, tmp_path: Path) -> None:
-    operator.add_site("graz", public_line(make_node_key()))
+    operator.add_site("graz", encode_public_line(make_node_key()))
     files, site = members(write_bundle(operator, "graz")), tmp_path / "s"
     with pytest.raises(ConfigError, match=r"not packed as .* a link,"):
         open_bundle(archive(tmp_path / "link.tar.gz", files, link="graz/GUIDE.md"), site)
@@ -165,7 +165,7 @@ def test_a_bundle_with_a_link_is_refused(operator: OperatorFolder, tmp_path: Pat
 
 
 def test_a_newer_bundle_does_not_change_what_runs(operator: OperatorFolder, tmp_path: Path) -> None:
-    operator.add_site("graz", public_line(make_node_key()))
+    operator.add_site("graz", encode_public_line(make_node_key()))
     bundle, site = write_bundle(operator, "graz"), tmp_path / "site"
     open_bundle(bundle, site)
     before = {path.name: path.read_bytes() for path in site.iterdir() if path.is_file()}

@@ -16,9 +16,9 @@ from flwr.proto.control_pb2 import (
 
 from perennial.config.site import SiteConfig
 from perennial.deploy import control
-from perennial.deploy.application import approve, archive_of, read_offer, stage_application
-from perennial.deploy.certificates import make_node_key, public_line
-from perennial.deploy.control import fields, listed_runs
+from perennial.deploy.application import approve, pack_archive, read_offer, stage_application
+from perennial.deploy.certificates import encode_public_line, make_node_key
+from perennial.deploy.control import decode_fields, parse_runs
 from perennial.deploy.federation import Federation, OperatorFolder, create_operator_folder
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
@@ -53,13 +53,13 @@ def operator(tmp_path: Path) -> OperatorFolder:
 
 def test_requests_are_as_flower_reads_them(operator: OperatorFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(StartRunResponse(run_id=2**64 - 1).SerializeToString())
-    monkeypatch.setattr(control, "_asked", asked)
+    monkeypatch.setattr(control, "_call", asked)
     settings = {"name": "trial", "device": "cpu"}
     assert control.start_run(operator, b"x" * 300, "ab" * 32, settings) == str(2**64 - 1)
     request = StartRunRequest.FromString(asked.body)
     assert (request.fab.content, request.fab.hash_str) == (b"x" * 300, "ab" * 32)
     assert {key: value.string for key, value in request.override_config.items()} == settings
-    operator.add_site("graz", public_line(make_node_key()))
+    operator.add_site("graz", encode_public_line(make_node_key()))
     asked.reply = b"\x08\x07"
     assert control.register_node(operator, "graz") == "7"
     request = RegisterNodeRequest.FromString(asked.body)
@@ -68,7 +68,7 @@ def test_requests_are_as_flower_reads_them(operator: OperatorFolder, monkeypatch
     assert asked.call == "stop-run" and StopRunRequest.FromString(asked.body).run_id == 2**63 + 7
     frames = (StreamLogsResponse(log_output=text).SerializeToString() for text in ("one", "two"))
     asked.reply = b"".join(len(frame).to_bytes(4) + frame for frame in frames)
-    assert [*control.logged(operator, "7", follow=True)] == ["one", "two"]
+    assert [*control.stream_log(operator, "7", follow=True)] == ["one", "two"]
 
 
 def test_runs_are_read_as_flower_writes_them() -> None:
@@ -79,17 +79,17 @@ def test_runs_are_read_as_flower_writes_them() -> None:
     run.override_config["name"].string = "trial"
     run.override_config["threads"].sint64 = 3
     run.clientapp_runtime = 1.5
-    found = listed_runs(answer.SerializeToString())[str(2**63 + 5)]
+    found = parse_runs(answer.SerializeToString())[str(2**63 + 5)]
     assert (found.status, found.bundle, found.name) == ("finished:completed", "a" * 64, "trial")
     for damaged in (b"\x0a", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x0b"):
         with pytest.raises(ValueError, match="protocol buffer"):
-            listed_runs(damaged)
-    assert dict(fields(b"\x08\xff\x01")) == {1: 255}
+            parse_runs(damaged)
+    assert dict(decode_fields(b"\x08\xff\x01")) == {1: 255}
 
 
 def test_an_app_has_the_bytes_and_the_folder_that_flower_gives_it(tmp_path: Path) -> None:
     app = stage_application(EXPERIMENTS / "quickstart.yaml", [], "", tmp_path / "apps")
-    assert app.fab.read_bytes() == archive_of(app.folder) == build_fab_from_disk(app.folder)
+    assert app.fab.read_bytes() == pack_archive(app.folder) == build_fab_from_disk(app.folder)
     installed = install_from_fab(app.fab, install_dir=tmp_path / "flower", skip_prompt=True)
     offer = read_offer(app.fab, SiteConfig(site="graz", state_dir=tmp_path / "state"))
     assert approve(offer, tmp_path / "own", tmp_path / "approvals").app == installed.name

@@ -16,23 +16,23 @@ from perennial.config.site import Connection, SiteConfig, load_site_config
 from perennial.deploy import operations
 from perennial.deploy.application import (
     approve,
-    approved_apps,
-    disapprove,
+    list_approved_apps,
     prepare_apps,
     read_application,
     read_offer,
     require_hash,
     require_read_only,
     stage_application,
+    withdraw_approval,
 )
 from perennial.deploy.bundle import open_bundle, write_bundle, write_operator_files
-from perennial.deploy.certificates import make_node_key, public_line, read_node_key, write_node_key
+from perennial.deploy.certificates import encode_public_line, make_node_key, read_node_key, write_node_key
 from perennial.deploy.control import FlowerRun, RunBook
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
 from perennial.deploy.processes import require_flower
 from perennial.deploy.supernode import (
     NOT_UNPACKED,
-    port_in_words,
+    describe_port,
     read_setup,
     require_free_port,
 )
@@ -74,7 +74,7 @@ def test_bad_hosts_leave_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_each_site_has_its_own_key(operator: OperatorFolder) -> None:
-    key = public_line(make_node_key())
+    key = encode_public_line(make_node_key())
     mark = operator.add_site("graz", key)
     assert len(mark.split()) == 8 and operator.site("graz") == SiteRecord()
     with pytest.raises(ConfigError, match="site 'graz' has this key"):
@@ -83,10 +83,10 @@ def test_each_site_has_its_own_key(operator: OperatorFolder) -> None:
         operator.site("gratz")
     operator.write_site("graz", SiteRecord(state="registered", node="7"))
     with pytest.raises(StateError, match="with another key; .*deploy revoke"):
-        operator.add_site("graz", public_line(make_node_key()))
+        operator.add_site("graz", encode_public_line(make_node_key()))
     for name in ("../graz", "", "a b", "x" * 65):
         with pytest.raises(ConfigError, match="site name"):
-            operator.add_site(name, public_line(make_node_key()))
+            operator.add_site(name, encode_public_line(make_node_key()))
     for line in (b"", b"ssh-rsa AAAA", b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFsKB"):
         with pytest.raises(ConfigError, match="public key of linz"):
             operator.add_site("linz", line)
@@ -134,18 +134,18 @@ def test_only_the_app_with_the_told_hash_is_approved(
     with pytest.raises(ConfigError, match="ask the operator which is right"):
         require_hash(offer, "0" * 64)
     require_hash(offer, app.digest)
-    assert approved_apps(approvals) == []
+    assert list_approved_apps(approvals) == []
     approved = approve(offer, home, approvals)
     assert approved.title == "small" and approved.app.endswith(app.digest[:8])
-    assert approved_apps(approvals) == [approved]
+    assert list_approved_apps(approvals) == [approved]
     unpacked = home / "apps" / approved.app
     assert sorted(path.name for path in unpacked.rglob("*")) == ["experiment.yaml", "pyproject.toml"]
     for path in (home / "apps", unpacked / "experiment.yaml"):
         assert not path.stat().st_mode & 0o222, "nobody but root can change what was approved"
     with pytest.raises(ConfigError, match="not approved here"):
-        disapprove("other", home, tmp_path / "approvals")
-    disapprove(approved.app, home, tmp_path / "approvals")
-    assert approved_apps(approvals) == [] and not unpacked.exists()
+        withdraw_approval("other", home, tmp_path / "approvals")
+    withdraw_approval(approved.app, home, tmp_path / "approvals")
+    assert list_approved_apps(approvals) == [] and not unpacked.exists()
     broken = tmp_path / "broken.fab"
     broken.write_bytes(b"not a zip")
     with pytest.raises(ConfigError, match="not an app bundle"):
@@ -166,7 +166,7 @@ def test_compose_files_are_hardened(operator: OperatorFolder, tmp_path: Path) ->
     path = operator.path / "deploy.yaml"
     path.write_text(path.read_text().replace("runtime: process", "runtime: compose"))
     write_operator_files(OperatorFolder(operator.path))
-    operator.add_site("graz", public_line(make_node_key()))
+    operator.add_site("graz", encode_public_line(make_node_key()))
     open_bundle(write_bundle(operator, "graz"), tmp_path / "graz")
     for folder in (operator.path, tmp_path / "graz"):
         services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
@@ -196,7 +196,7 @@ def test_every_name_is_a_project_of_its_own_for_compose(tmp_path: Path) -> None:
         federation = Federation(name=name, hosts=("fl.example.org",))
         operator = create_operator_folder(tmp_path / str(index), federation, 30)
         write_operator_files(operator)
-        operator.add_site(name, public_line(make_node_key()))
+        operator.add_site(name, encode_public_line(make_node_key()))
         site = tmp_path / f"site-{index}"
         open_bundle(write_bundle(operator, name), site)
         assert load_site_config(site / "site.yaml").site == name
@@ -215,7 +215,7 @@ def test_no_key_enters_a_repository_that_a_folder_is_made_in(tmp_path: Path) -> 
         tmp_path / "federation", Federation(name="test", hosts=("fl.example.org",)), 30
     )
     write_operator_files(operator)
-    operator.add_site("graz", public_line(make_node_key()))
+    operator.add_site("graz", encode_public_line(make_node_key()))
     site = tmp_path / "site"
     open_bundle(write_bundle(operator, "graz"), site)
     write_node_key(make_node_key(), site / "node.key")
@@ -279,8 +279,8 @@ def test_a_second_supernode_on_a_machine_is_told_which_key_to_change() -> None:
         with pytest.raises(StateError, match=f"runtime_port: {port} .*is in use"):
             require_free_port(connection)
         with pytest.raises(StateError, match="runtime_port"):
-            port_in_words(connection)
-    assert "is free" in port_in_words(connection)
+            describe_port(connection)
+    assert "is free" in describe_port(connection)
 
 
 @pytest.mark.parametrize("error", ["[Errno 13] Permission denied", "[Errno 30] Read-only file system"])

@@ -10,7 +10,7 @@ import yaml
 
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.server.summary import hashes_of
+from perennial.server.summary import extract_hashes
 from tests.loopback import ENTERED, Deployment, digit_folders, free_ports
 from tests.split_keys import split_key_of
 
@@ -78,7 +78,7 @@ def test_a_federation_from_nothing_to_a_finished_run(federation: Deployment) -> 
     path.write_text(yaml.safe_dump({**EXPERIMENT, "data": data}))
     with split_key_of(federation.operator / "state" / "runs" / "hospitals"):
         here = run_in_process(RunSettings(str(path), runs=str(federation.folder / "here")))
-    assert hashes_of(there) == hashes_of(here)
+    assert extract_hashes(there) == extract_hashes(here)
     for name in SITES:
         ledger = (federation.folder / name / "state" / "ledger.jsonl").read_text().splitlines()
         kinds = [json.loads(line)["kind"] for line in ledger]

@@ -15,7 +15,7 @@ import yaml
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.live.hospital import HospitalPages
-from perennial.live.web import allowed_hosts
+from perennial.live.web import list_allowed_hosts
 from perennial.server.faults import KINDS, Fault
 from tests.live_pages import ask, operator_pages, room_for, served, until
 from tests.loopback import ENTERED, QuickDeployment
@@ -53,7 +53,7 @@ class Watched:
         runs = self.there.operator / "state" / "runs"
         self.pages = stack.enter_context(operator_pages(runs))
         own = HospitalPages(self.there.site_file("site-1"))
-        self.page = stack.enter_context(served(own.app(allowed_hosts("127.0.0.1", []))))
+        self.page = stack.enter_context(served(own.app(list_allowed_hosts("127.0.0.1", []))))
 
     def approve(self, name: str) -> None:
         self.there.perennial("site", "approve", self.fab, self.digest, "--site", self.there.site_file(name))

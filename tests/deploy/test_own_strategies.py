@@ -11,7 +11,7 @@ import yaml
 
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.server.summary import hashes_of
+from perennial.server.summary import extract_hashes
 from tests.extend_pages import MODULES
 from tests.loopback import ROOT, Deployment
 
@@ -115,5 +115,5 @@ def test_what_is_ones_own_gives_the_bits_of_one_process_at_real_sites(federation
     there = json.loads((folder / "summary.json").read_text())
     named, runs = str(federation.folder / "operator-modules"), str(federation.folder / "here")
     here = run_in_process(RunSettings(str(experiment), runs=runs, plugins=named))
-    assert there["engine"] == "grpc" and hashes_of(there) == hashes_of(here)
+    assert there["engine"] == "grpc" and extract_hashes(there) == extract_hashes(here)
     assert there["rounds"] == 2

@@ -12,12 +12,12 @@ import pytest
 
 PARENT = """
 import logging, os, sys
-from perennial.deploy.processes import supervise
+from perennial.deploy.processes import run_supervised
 logging.basicConfig(format="%(message)s")
 code = sys.argv[1]
 long = [sys.executable, "-c", "import os, sys, time; print(os.getpid(), flush=True); time.sleep(60)"]
 commands = {"other": long, "the SuperNode": [sys.executable, "-c", code]}
-status = supervise(commands, {}, lambda: "the key is revoked", read=lambda line: b"deaf" in line)
+status = run_supervised(commands, {}, lambda: "the key is revoked", read=lambda line: b"deaf" in line)
 os._exit(status)
 """
 

@@ -86,16 +86,16 @@ def test_a_run_of_nobody_is_unknown_and_can_be_stopped(operator: OperatorFolder,
     submit(operator, Path("x"), [], NAME, "cpu")
     flower.runs["99"] = FlowerRun("running", "b" * 64)
     book = RunBook(operator.apps)
-    assert book.unknown(flower.runs) == {"99": "running"}
+    assert book.find_unknown(flower.runs) == {"99": "running"}
     assert "no folder here names it" in stop(operator, "99")
-    assert book.unknown(flower.runs) == {}
+    assert book.find_unknown(flower.runs) == {}
 
 
 def test_two_names_of_one_app_are_told_apart_by_the_name_that_flower_keeps(operator: OperatorFolder) -> None:
     book = RunBook(operator.apps)
     for name in ("first", "second"):
         book.note(name, bundle=BUNDLE)
-    owners = book.owners(
+    owners = book.find_owners(
         {"8": FlowerRun("running", BUNDLE, "second"), "9": FlowerRun("running", BUNDLE, "x")}
     )
     assert owners == {"first": [], "second": ["8"]}
@@ -104,10 +104,10 @@ def test_two_names_of_one_app_are_told_apart_by_the_name_that_flower_keeps(opera
 def test_a_list_of_0_2_0_is_read(operator: OperatorFolder) -> None:
     book = RunBook(operator.apps)
     book.path(NAME).write_text('["7"]')
-    assert book.recorded(NAME) == ["7"]
+    assert book.list_recorded(NAME) == ["7"]
     book.path(NAME).write_text("{")
     with pytest.raises(StateError, match=r"trial\.runs\.json"):
-        book.recorded(NAME)
+        book.list_recorded(NAME)
 
 
 def test_the_status_is_told_without_pytorch() -> None:

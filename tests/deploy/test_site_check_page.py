@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from perennial.client.policy import leaving_in_words
+from perennial.client.policy import describe_leaving
 from perennial.config.site import SitePolicy
-from perennial.deploy.bundle import template_policy
+from perennial.deploy.bundle import read_template_policy
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "deploy.md"
 BLOCKS = re.findall(r"```yaml\n(policy:.*?)```\n+```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -16,7 +16,7 @@ BLOCKS = re.findall(r"```yaml\n(policy:.*?)```\n+```text\n(.*?)```", PAGE.read_t
 
 def test_the_page_shows_the_template_masked_sums_and_no_protection() -> None:
     policies = [SitePolicy.model_validate(yaml.safe_load(block)["policy"]) for block, _ in BLOCKS]
-    template = SitePolicy.model_validate(yaml.safe_load(template_policy())["policy"])
+    template = SitePolicy.model_validate(yaml.safe_load(read_template_policy())["policy"])
     assert policies[0] == template
     assert [(policy.require_secure, policy.require_privacy) for policy in policies] == [
         (False, "sample"),
@@ -28,4 +28,4 @@ def test_the_page_shows_the_template_masked_sums_and_no_protection() -> None:
 @pytest.mark.parametrize(("block", "said"), BLOCKS)
 def test_what_the_page_shows_is_what_site_check_says(block: str, said: str) -> None:
     policy = SitePolicy.model_validate(yaml.safe_load(block)["policy"])
-    assert said.splitlines() == [*leaving_in_words(policy)]
+    assert said.splitlines() == [*describe_leaving(policy)]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from perennial.engine.callbacks import Callback, told
+from perennial.engine.callbacks import Callback, notify_callbacks
 
 ENTRIES: list[dict[str, Any]] = [
     {"event": "task_started", "task": 1, "rounds": [2, 2]},
@@ -31,7 +31,7 @@ def test_callbacks_hear_of_rounds_and_tasks_alone_and_a_log_shows_no_bar(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     heard, silent = Heard(), Callback()
-    with told([heard, silent], "small") as tell:
+    with notify_callbacks([heard, silent], "small") as tell:
         for entry in ENTRIES:
             tell(entry)
     assert heard.entries == ["round 1", "round 2", "task 1"]
@@ -42,7 +42,7 @@ def test_a_terminal_shows_a_bar_and_a_notebook_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def shown() -> tuple[str, str]:
-        with told([], "small") as tell:
+        with notify_callbacks([], "small") as tell:
             for entry in ENTRIES:
                 tell(entry)
         return capsys.readouterr()

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.engine.cohorts import LARGEST, plan_cohorts
-from perennial.engine.frames import content_of, frames
+from perennial.engine.frames import decode_frames, encode_frames
 from perennial.engine.grid import set_task_identity
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import StateError
@@ -171,16 +171,16 @@ def test_a_late_or_damaged_row_of_a_matrix_is_one_site_s_alone() -> None:
     assert [reply.site for reply in passed] == ["linz"] and apart == [1, 2]
     assert passed[0].norm == Tensors(passed[0].update).norm
     with pytest.raises(Rejected, match="tensor 'weight': holds NaN"):
-        gate.admit(stack.apart(1), "graz")
+        gate.admit(stack.split_off(1), "graz")
     with pytest.raises(Rejected, match=r"norm 13.9\d* is above max_update_norm 10"):
-        gate.admit(stack.apart(2), "wels")
+        gate.admit(stack.split_off(2), "wels")
     assert gate.admit_stack(stack, names)[1] == [0, 1, 2], "a site counts once in a round"
     assert Gate(model, Stamp(**{**STAMP, "round": 2})).admit_stack(stack, names) == ([], [0, 1, 2])
     exchange = Exchange(owed={f"m-{n}": Owed(names[n], 1e18, update=True) for n in (0, 1, 2)})
     assert exchange._let_in([Message(stack, reply_to=requests[0])])
     assert [site for site, _ in exchange.late] == names and not exchange.owed
-    crossed = [bytes(frame) for frame in frames(stack)]
-    there = content_of(iter(crossed).__next__, {f"m-{n}": request for n, request in enumerate(requests)})
+    crossed = [bytes(frame) for frame in encode_frames(stack)]
+    there = decode_frames(iter(crossed).__next__, {f"m-{n}": request for n, request in enumerate(requests)})
     assert isinstance(there, Stack) and torch.equal(there.rows.nan_to_num(), rows.nan_to_num())
     assert [reply.num_examples for reply in there.replies] == [5, 6, 7]
     assert torch.equal(there.replies[2].update["weight"], replies[2].update["weight"])

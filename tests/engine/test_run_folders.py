@@ -10,9 +10,9 @@ import yaml
 from perennial import run
 from perennial.cli.main import app
 from perennial.config.run import APP_ROOT
-from perennial.engine.run_folders import has_finished_round, new_run_folder
+from perennial.engine.run_folders import create_run_folder, has_finished_round
 from perennial.foundation.errors import PerennialError, StateError
-from perennial.foundation.files import sole_owner
+from perennial.foundation.files import hold_folder
 
 QUICKSTART = APP_ROOT / "experiments" / "quickstart.yaml"
 ROUND = '{"event": "round", "round": 1}\n'
@@ -25,29 +25,29 @@ def fill(folder: Path, journal: str) -> None:
 
 def test_folders_are_numbered_and_an_unfinished_one_is_taken_over(tmp_path: Path) -> None:
     for expected in ("one", "one-2", "one-3"):
-        with new_run_folder("one", tmp_path) as folder:
+        with create_run_folder("one", tmp_path) as folder:
             fill(folder, ROUND)
         assert folder == tmp_path / expected and has_finished_round(folder)
     (tmp_path / "one-2" / "events.jsonl").write_text('{"event": "run_started"}\n')
-    with new_run_folder("one", tmp_path) as folder:
+    with create_run_folder("one", tmp_path) as folder:
         assert folder.name == "one-2" and not [*folder.iterdir()]
         fill(folder, ROUND)
-    with new_run_folder("one", tmp_path, overwrite=True) as folder:
+    with create_run_folder("one", tmp_path, overwrite=True) as folder:
         assert folder.name == "one" and not [*folder.iterdir()]
 
 
 def test_a_run_at_work_and_other_peoples_files_stay(tmp_path: Path) -> None:
-    with sole_owner(tmp_path / "busy", "server"):
-        with new_run_folder("busy", tmp_path) as folder:
+    with hold_folder(tmp_path / "busy", "server"):
+        with create_run_folder("busy", tmp_path) as folder:
             assert folder.name == "busy-2"
         with (
             pytest.raises(StateError, match="in use by another process"),
-            new_run_folder("busy", tmp_path, True),
+            create_run_folder("busy", tmp_path, True),
         ):
             pass
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    with pytest.raises(PerennialError), new_run_folder("mine", tmp_path) as folder:
+    with pytest.raises(PerennialError), create_run_folder("mine", tmp_path) as folder:
         (folder / "data.npz").write_text("")
         raise PerennialError("refused")
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]

@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from perennial.config.run import RunSettings
 from perennial.engine import workers as workers_module
-from perennial.engine.grid import site_contexts
+from perennial.engine.grid import build_site_contexts
 from perennial.engine.run import run_in_process
 from perennial.engine.workers import WorkerGrid
 from perennial.foundation.errors import StateError
@@ -76,7 +76,7 @@ def measure(message: Message, context: Context) -> Message:
 
 @contextmanager
 def grid_of(sites: int, workers: int) -> Iterator[WorkerGrid]:
-    grid = WorkerGrid(measure, site_contexts(sites, {}), workers)
+    grid = WorkerGrid(measure, build_site_contexts(sites, {}), workers)
     try:
         yield grid
     finally:
@@ -135,8 +135,8 @@ def test_a_site_stays_on_its_worker_and_a_shared_record_crosses_once_for_each(
         return lambda *given: calls.append(given) or call(*given)
 
     contents = workers_module._Contents
-    monkeypatch.setattr(workers_module, "frames", counted(made, workers_module.frames))
-    monkeypatch.setattr(contents, "serialised", counted(crossings, contents.serialised))
+    monkeypatch.setattr(workers_module, "encode_frames", counted(made, workers_module.encode_frames))
+    monkeypatch.setattr(contents, "serialise", counted(crossings, contents.serialise))
     nodes = [1, 2, 5, 6]
     with grid_of(6, 2) as grid:
         first, second = exchange(grid, nodes), exchange(grid, nodes[::-1])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from perennial.foundation.allocator import permanent
+from perennial.foundation.allocator import freeze_objects
 
 MAPPED = """
 import ctypes, sys, torch
@@ -37,7 +37,7 @@ def thawed() -> Iterator[None]:
 @pytest.mark.usefixtures("thawed")
 def test_what_is_made_for_good_is_not_searched_and_collection_goes_on_afterwards() -> None:
     before = gc.get_freeze_count()
-    with permanent():
+    with freeze_objects():
         assert not gc.isenabled()
         made = [[] for _ in range(100)]
     assert gc.isenabled() and gc.get_freeze_count() >= before + len(made)

@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from perennial.foundation.files import file_sha256, replace_file
-from perennial.foundation.tensor_file import NAMES, pieces
+from perennial.foundation.files import hash_file, replace_file
+from perennial.foundation.tensor_file import NAMES, yield_pieces
 
 WRITE = """
 import torch
@@ -30,7 +30,7 @@ def test_two_processes_write_one_model_as_the_same_bytes(tmp_path: Path) -> None
         folder = tmp_path / str(number)
         folder.mkdir()
         subprocess.run([sys.executable, "-c", WRITE], cwd=folder, check=True)
-        found.add(file_sha256(folder / "model.safetensors"))
+        found.add(hash_file(folder / "model.safetensors"))
     assert len(found) == 1
     data = (tmp_path / "0" / "model.safetensors").read_bytes()
     assert found == {hashlib.sha256(data).hexdigest()}
@@ -40,7 +40,7 @@ def test_the_file_is_read_as_it_was_written_and_its_metadata_are_in_order(tmp_pa
     tensors = {"b": torch.randn(3, 5), "a": torch.arange(4, dtype=torch.int64)}
     metadata = {"z": "1", "é": json.dumps(["ü", "\n"]), "a": "2"}
     path = tmp_path / "x.safetensors"
-    replace_file(path, pieces(tensors, metadata))
+    replace_file(path, yield_pieces(tensors, metadata))
     with safe_open(path, framework="pt") as file:
         assert file.metadata() == metadata
         assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in tensors.items())
@@ -56,4 +56,4 @@ def test_the_bytes_are_the_library_s(metadata: dict[str, str] | None) -> None:
         for name in NAMES
         for shape in ((), (0, 3), (2, 3))
     }
-    assert b"".join(pieces(tensors, metadata)) == save(tensors, metadata)
+    assert b"".join(yield_pieces(tensors, metadata)) == save(tensors, metadata)

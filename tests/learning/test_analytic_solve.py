@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.errors import DataError
-from perennial.learning.analytic.solve import NEVER, Sums, gaussian, gcv, ridge, solve
+from perennial.learning.analytic.solve import NEVER, Sums, compute_gcv, solve, solve_gaussian, solve_ridge
 
 FOUR = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.5]], dtype=torch.float64)
 FIVE = torch.cat([FOUR, torch.tensor([[0.5, 0.25]], dtype=torch.float64)])
@@ -34,7 +34,7 @@ def close(found: Tensor, expected: Any, tolerance: float = 1e-6) -> bool:
 
 def test_ridge_of_the_hand_case() -> None:
     sums = sums_of(FOUR, [A, B, A, B])
-    head = ridge(sums, 0.1 / (float(sums.gram.trace()) / 3))  # 0.1 on the diagonal
+    head = solve_ridge(sums, 0.1 / (float(sums.gram.trace()) / 3))  # 0.1 on the diagonal
     assert close(head.weight, [[0.906194, -0.024941], [-0.845227, 0.115006]])
     assert close(head.bias, [0.060967, 0.829985])
     assert close(head.scores(POINT)[0], [0.962173, 0.007759])
@@ -43,13 +43,13 @@ def test_ridge_of_the_hand_case() -> None:
 def test_balanced_ridge_of_the_hand_case() -> None:
     labels = [A, B, A, B, A]
     weights = 1 / torch.bincount(torch.tensor(labels)).double()[labels]
-    head = ridge(sums_of(FIVE, labels, weights), 0.1)
+    head = solve_ridge(sums_of(FIVE, labels, weights), 0.1)
     assert close(head.weight, [[0.783601, -0.146422], [-0.669153, 0.314399]])
     assert close(head.bias, [0.243762, 0.560573])
 
 
 def test_gaussian_of_the_hand_case() -> None:
-    head = gaussian(sums_of(FIVE, [A, B, A, B, A]), 0.5)
+    head = solve_gaussian(sums_of(FIVE, [A, B, A, B, A]), 0.5)
     assert close(head.weight, [[14.761905, 0.952381], [-0.857143, 3.428571]])
     assert close(head.bias, [-6.349206, -1.285714])
     assert close(head.scores(POINT)[0], [8.603175, -1.457143])
@@ -79,23 +79,23 @@ def test_gcv_is_the_direct_formula(standardise: bool, balanced: bool) -> None:
         hat = design @ torch.linalg.solve(normal, design.T * w)
         rss = float((w[:, None] * (y - hat @ y).square()).sum())
         direct = rss / 40 / (1 - float(hat.trace()) / 40) ** 2
-        assert gcv(sums, [shrinkage], standardise)[0] == pytest.approx(direct, rel=1e-11)
+        assert compute_gcv(sums, [shrinkage], standardise)[0] == pytest.approx(direct, rel=1e-11)
 
 
 def test_standardised_ridge_does_not_depend_on_the_features_scale() -> None:
     x = torch.randn(30, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     labels = [A, B, A] * 10
     scale = torch.tensor([1.0, 10.0, 0.1, 3.0], dtype=torch.float64)
-    head, scaled = (ridge(sums_of(x * s, labels), 0.1, standardise=True) for s in (1, scale))
+    head, scaled = (solve_ridge(sums_of(x * s, labels), 0.1, standardise=True) for s in (1, scale))
     assert torch.allclose(head.scores(x), scaled.scores(x * scale), atol=1e-12)
-    assert not torch.allclose(ridge(sums_of(x, labels), 0.1).scores(x), head.scores(x), atol=1e-3)
+    assert not torch.allclose(solve_ridge(sums_of(x, labels), 0.1).scores(x), head.scores(x), atol=1e-3)
 
 
-@pytest.mark.parametrize("classifier", [ridge, gaussian])
+@pytest.mark.parametrize("classifier", [solve_ridge, solve_gaussian])
 def test_a_class_without_samples_is_never_predicted(classifier) -> None:
     head = classifier(sums_of(FIVE, [0, 2, 0, 2, 0], classes=3), 0.5)
     assert head.bias[1] == NEVER
-    tensors = head.tensors()
+    tensors = head.list_tensors()
     logits = FIVE.float() @ tensors["head.weight"].T + tensors["head.bias"]
     assert set(logits.argmax(dim=1).tolist()) == {0, 2}
 
@@ -103,14 +103,16 @@ def test_a_class_without_samples_is_never_predicted(classifier) -> None:
 def test_a_feature_that_does_not_vary_is_left_out() -> None:
     constant = torch.cat([FIVE, torch.full((5, 1), 0.3, dtype=torch.float64)], dim=1)
     labels = [A, B, A, B, A]
-    assert torch.allclose(gaussian(sums_of(constant, labels), 0.0).weight[:, 2], torch.zeros(2).double())
-    head = ridge(sums_of(constant, labels), 0.1, standardise=True)
+    assert torch.allclose(
+        solve_gaussian(sums_of(constant, labels), 0.0).weight[:, 2], torch.zeros(2).double()
+    )
+    head = solve_ridge(sums_of(constant, labels), 0.1, standardise=True)
     assert torch.allclose(head.weight[:, 2], torch.zeros(2).double())
 
 
 def test_no_spread_within_a_class_is_refused() -> None:
     with pytest.raises(DataError, match="allowed more samples than classes"):
-        gaussian(sums_of(FIVE[:2], [A, B]), 0.5)
+        solve_gaussian(sums_of(FIVE[:2], [A, B]), 0.5)
 
 
 def test_a_singular_matrix_is_refused_and_a_bad_condition_refined() -> None:

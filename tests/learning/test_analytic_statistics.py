@@ -13,29 +13,29 @@ from torch import Tensor
 
 from perennial.foundation.errors import DataError, ProtocolError, StateError
 from perennial.learning.analytic.compact import compact_statistics, read_compact
-from perennial.learning.analytic.solve import Sums, gaussian, gcv, ridge
+from perennial.learning.analytic.solve import Sums, compute_gcv, solve_gaussian, solve_ridge
 from perennial.learning.analytic.statistics import (
     PRODUCT,
     Collector,
     Statistics,
     SumsForm,
     add_all_products,
-    packed,
+    append_constant,
+    pack_triangle,
     read_by_task,
     read_statistics_file,
-    weighted,
-    with_constant,
+    sum_weighted,
     write_by_task,
     write_statistics,
 )
-from perennial.models.feature_maps.projection import CONSTANT_STEPS, GRID, on_grid
+from perennial.models.feature_maps.projection import CONSTANT_STEPS, GRID, round_to_grid
 
 SAMPLES, WIDTH, CLASSES = 300, 7, range(2, 6)
 
 
 def samples(seed: int = 0, count: int = SAMPLES) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    features = on_grid(torch.randn(count, WIDTH, generator=generator))
+    features = round_to_grid(torch.randn(count, WIDTH, generator=generator))
     return features, torch.randint(CLASSES.start, CLASSES.stop, (count,), generator=generator)
 
 
@@ -63,7 +63,7 @@ def test_any_division_order_and_batch_give_the_same_bits(sites: int, seed: int, 
 def test_the_sums_are_those_of_integers() -> None:
     features, labels = samples()
     found = summed(features, labels)
-    steps = (with_constant(features) * GRID).to(torch.int64)
+    steps = (append_constant(features) * GRID).to(torch.int64)
     gram = steps.T @ steps
     rows, columns = torch.triu_indices(WIDTH + 1, WIDTH + 1)
     assert torch.equal(found.gram, gram[rows, columns])
@@ -76,7 +76,7 @@ def test_the_sums_are_those_of_integers() -> None:
 @given(st.integers(0, 2**31), st.integers(1, 400), st.sampled_from([1e-30, 1e-3, 1.0, 1e6]))
 def test_every_sample_stays_in_the_ball(seed: int, width: int, scale: float) -> None:
     row = torch.randn(3, width, generator=torch.Generator().manual_seed(seed)) * scale
-    phi = with_constant(on_grid(row))
+    phi = append_constant(round_to_grid(row))
     steps = (phi * GRID).to(torch.int64)
     assert bool((steps.square().sum(dim=1) <= PRODUCT).all())
     assert torch.equal(steps[:, -1], torch.full((3,), CONSTANT_STEPS))
@@ -90,11 +90,11 @@ def test_what_was_subtracted_was_never_there() -> None:
 
 def test_features_off_the_grid_or_too_long_are_refused() -> None:
     with pytest.raises(DataError, match="no multiple"):
-        with_constant(torch.full((1, 3), 0.1))
+        append_constant(torch.full((1, 3), 0.1))
     with pytest.raises(DataError, match="no multiple"):
-        with_constant(torch.full((1, 3), torch.nan))
+        append_constant(torch.full((1, 3), torch.nan))
     with pytest.raises(DataError, match="length above 1"):
-        with_constant(torch.full((1, 3), 0.5))
+        append_constant(torch.full((1, 3), 0.5))
 
 
 def test_a_file_of_sums_that_is_of_another_kind_is_named(tmp_path: Path) -> None:
@@ -113,18 +113,18 @@ def test_a_file_of_sums_that_is_of_another_kind_is_named(tmp_path: Path) -> None
 
 def test_products_as_a_gpu_adds_them_have_the_bits_of_the_triangle() -> None:
     features, labels = samples(3)
-    phi = with_constant(features)
+    phi = append_constant(features)
     gram = torch.zeros(WIDTH + 1, WIDTH + 1, dtype=torch.float64)
     for part in phi.split(40):
         add_all_products(gram, part)
-    assert torch.equal(packed(gram), summed(features, labels).gram)
+    assert torch.equal(pack_triangle(gram), summed(features, labels).gram)
     assert torch.equal(gram, gram.T)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_adds_the_same_bits_and_solves_for_the_same_head() -> None:
     generator = torch.Generator().manual_seed(0)
-    features = on_grid(torch.randn(3000, 500, generator=generator))
+    features = round_to_grid(torch.randn(3000, 500, generator=generator))
     labels = torch.randint(CLASSES.start, CLASSES.stop, (3000,), generator=generator)
     device = torch.device("cuda")
     found = []
@@ -135,12 +135,12 @@ def test_a_gpu_adds_the_same_bits_and_solves_for_the_same_head() -> None:
         found.append(collector.finish())
     assert found[0].sha256 == found[1].sha256
     sums = Sums.of(found[0])
-    for head in (gaussian, ridge, partial(ridge, standardise=True)):
-        plain, there = head(sums, 0.1), head(sums.on(device), 0.1)
+    for head in (solve_gaussian, solve_ridge, partial(solve_ridge, standardise=True)):
+        plain, there = head(sums, 0.1), head(sums.move_to(device), 0.1)
         assert there.weight.device == torch.device("cpu")
         for one, other in ((plain.weight, there.weight), (plain.bias, there.bias)):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-    assert gcv(sums.on(device), [0.1, 1.0]) == pytest.approx(gcv(sums, [0.1, 1.0]))
+    assert compute_gcv(sums.move_to(device), [0.1, 1.0]) == pytest.approx(compute_gcv(sums, [0.1, 1.0]))
 
 
 COMPACT_STATISTICS_CLASSES = range(3)
@@ -149,7 +149,7 @@ COMPACT_STATISTICS_CLASSES = range(3)
 def rows_of(samples: int, width: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     features = torch.relu(torch.randn(samples, width, generator=generator))
-    return on_grid(features), torch.arange(samples) % len(COMPACT_STATISTICS_CLASSES)
+    return round_to_grid(features), torch.arange(samples) % len(COMPACT_STATISTICS_CLASSES)
 
 
 def sums_of(features: Tensor, labels: Tensor) -> Statistics:
@@ -192,7 +192,7 @@ def test_sums_whose_factor_might_round_to_others_leave_as_they_are() -> None:
     """Weights of 2^18 make products so large that half a step is less than the error of a product."""
     features, labels = rows_of(20, 200)
     of_class = sums_of(features[labels == 0], labels[labels == 0])
-    sums = weighted([(of_class, 1 << 18)], 201, COMPACT_STATISTICS_CLASSES)
+    sums = sum_weighted([(of_class, 1 << 18)], 201, COMPACT_STATISTICS_CLASSES)
     sent, found = sent_and_read(sums)
     assert "planes" in sent and found.sha256 == sums.sha256
 

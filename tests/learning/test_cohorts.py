@@ -18,8 +18,8 @@ from perennial.learning.training import TrainingResult, train
 from perennial.models.config import CONVOLUTIONAL, ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
-from perennial.models.incremental import IncrementalModel, complete_state, travelling
-from perennial.models.stacked import StackedParameters, _stacked, as_rows, check_stacked, side_by_side
+from perennial.models.incremental import IncrementalModel, complete_state, select_travelling
+from perennial.models.stacked import StackedParameters, _stack_module, as_rows, check_stacked, join_batches
 
 CLASSES = 6
 RAGGED = (70, 33, 64, 9, 70)
@@ -135,11 +135,11 @@ def test_a_cohort_trains_each_model_as_one_site_does(model: dict[str, Any], shap
 def test_gradients_of_a_stacked_network_in_float64(name: str) -> None:
     shape, count = (3, 16, 16), 3
     model = built({"name": name}, shape).double()
-    tensors = travelling(model)
+    tensors = select_travelling(model)
     sites = StackedParameters(
         {key: value.shape for key, value in tensors.items()}, count, tensors["head.bias"]
     )
-    network = _stacked(model, "", sites)
+    network = _stack_module(model, "", sites)
     sites.settle()
     vector = torch.cat([value.reshape(-1) for value in tensors.values()])
     # a scale that begins at 0 would hide its whole branch
@@ -147,7 +147,7 @@ def test_gradients_of_a_stacked_network_in_float64(name: str) -> None:
     rows = torch.stack([vector * (1 + 0.1 * site) for site in range(count)])
     sites.load(rows)
     inputs = [torch.randn((4, *shape), generator=_torch(site), dtype=torch.float64) for site in range(count)]
-    found = as_rows(network(side_by_side(inputs)), count)
+    found = as_rows(network(join_batches(inputs)), count)
     found.square().sum().backward()
     for site, (row, x) in enumerate(zip(rows, inputs, strict=True)):
         for value, part in zip(

@@ -13,7 +13,7 @@ from perennial.data.config import AugmentationConfig
 from perennial.engine.run import run_in_process
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
-from perennial.learning.losses import feature_distillation
+from perennial.learning.losses import compute_feature_distillation
 from perennial.learning.private_training import train_privately
 from perennial.learning.training import train
 from perennial.models.config import ModelConfig
@@ -75,7 +75,7 @@ def test_it_pulls_the_new_backbone_and_neither_gate_nor_old_one() -> None:
     model, rows = second_task().train(), torch.arange(10)
     inputs = training_set().inputs(rows)
     new = model.backbone(inputs)
-    feature_distillation(new, model.features(inputs)).mean().backward()
+    compute_feature_distillation(new, model.features(inputs)).mean().backward()
     assert model.gate is not None and model.old_backbone is not None
     assert any(p.grad is not None and p.grad.any() for p in model.backbone.parameters())
     assert all(p.grad is None for p in [*model.gate.parameters(), *model.old_backbone.parameters()])

@@ -10,13 +10,13 @@ from torch import Tensor
 from perennial.learning.analytic.cross_site import (
     compare_labels,
     cross_site,
-    error_on,
     guess_error,
+    measure_error,
 )
-from perennial.learning.analytic.solve import Sums, ridge
+from perennial.learning.analytic.solve import Sums, solve_ridge
 from perennial.learning.analytic.statistics import Collector
 from perennial.models.feature_maps.pixels import RandomReLU
-from perennial.models.feature_maps.projection import on_grid
+from perennial.models.feature_maps.projection import round_to_grid
 
 CLASSES = 4
 MEANS = torch.randn(CLASSES, 30, generator=torch.Generator().manual_seed(9))
@@ -28,7 +28,7 @@ def records(
     """(features, labels) of one population."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.tensor(list(classes))[torch.randint(0, len(classes), (samples,), generator=generator)]
-    return on_grid(MEANS[labels] + spread * torch.randn(samples, 30, generator=generator)), labels
+    return round_to_grid(MEANS[labels] + spread * torch.randn(samples, 30, generator=generator)), labels
 
 
 def sums(features: Tensor, labels: Tensor) -> Sums:
@@ -49,11 +49,11 @@ def flipped(samples: int = 150, seed: int = 77, times: float = 1.0) -> Sums:
 
 def test_the_error_of_a_head_follows_from_the_sums() -> None:
     features, labels = records(80, 3, classes=(0, 1, 3))
-    head = ridge(sums(*records(200, 4, classes=(0, 1, 2))), 0.01)
+    head = solve_ridge(sums(*records(200, 4, classes=(0, 1, 2))), 0.01)
     known = torch.tensor([True, True, True, False])
     direct = (head.scores(features)[:, known] - torch.nn.functional.one_hot(labels, 4)[:, known]).square()
     expected = float(direct.sum()) / int(known[labels].sum())
-    assert error_on(head, sums(features, labels), known) == pytest.approx(expected, rel=1e-12)
+    assert measure_error(head, sums(features, labels), known) == pytest.approx(expected, rel=1e-12)
     frequency = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64)
     guess = (frequency[known] - torch.nn.functional.one_hot(labels, 4)[:, known]).square()
     expected = float(guess.sum()) / int(known[labels].sum())
@@ -107,7 +107,9 @@ def digits_at_hospitals(seed: int, fault: str) -> dict[str, Sums]:
         elif number == 0 and fault == "invented":
             own = 16 * torch.rand(own.shape, generator=torch.Generator().manual_seed(seed))
         with torch.no_grad():
-            mapped = on_grid(torch.nn.functional.normalize(features((own.flatten(1) - 8) / 6)) * 0.5**0.5)
+            mapped = round_to_grid(
+                torch.nn.functional.normalize(features((own.flatten(1) - 8) / 6)) * 0.5**0.5
+            )
         collector = Collector(400, range(10))
         collector.add(mapped, known)
         found[f"site-{number}"] = Sums.of(collector.finish())

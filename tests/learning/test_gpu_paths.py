@@ -77,7 +77,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def mean_of(values: Tensor, chosen: Tensor) -> Tensor:
         return (values * chosen).sum() / chosen.sum()
 
-    monkeypatch.setattr(losses, "_beyond", lambda labels, first, end: False)
+    monkeypatch.setattr(losses, "_has_outside", lambda labels, first, end: False)
     monkeypatch.setattr(losses, "_mean_of", mean_of)
     monkeypatch.setattr(F, "one_hot", one_hot)
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.client.exemplars import herding, nearest
+from perennial.client.exemplars import select_by_herding, select_nearest
 from perennial.config.learner import LearnerConfig
 from perennial.foundation.errors import ConfigError
 from perennial.learning import losses
@@ -18,8 +18,8 @@ from perennial.learning.losses import (
     CurrentSoftmax,
     GradientCompensation,
     TaskTemperatures,
+    compute_contrastive,
     log_prior,
-    supervised_contrastive,
 )
 
 
@@ -36,8 +36,8 @@ def test_selection_by_hand(
     values: list[float], budget: int, by_herding: list[float], by_nearest: list[float]
 ) -> None:
     features = torch.tensor(values, dtype=torch.float64)[:, None]
-    assert [values[i] for i in herding(features, budget)] == by_herding
-    assert [values[i] for i in nearest(features, budget)] == by_nearest
+    assert [values[i] for i in select_by_herding(features, budget)] == by_herding
+    assert [values[i] for i in select_nearest(features, budget)] == by_nearest
 
 
 def averaged(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -45,7 +45,7 @@ def averaged(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *arguments, **keywords: loss(*arguments, **keywords).mean()
 
 
-relation_distillation = averaged(losses.relation_distillation)
+relation_distillation = averaged(losses.compute_relation_distillation)
 
 
 def balanced_softmax(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
@@ -77,12 +77,12 @@ def test_balanced_softmax_by_hand() -> None:
 
 def test_contrastive_by_hand_and_in_batches_without_pairs() -> None:
     features = torch.tensor([[1.0, 0], [1, 0], [0, 1], [0, 1]], requires_grad=True)
-    value = supervised_contrastive(features, torch.tensor([0, 0, 1, 1]), 1.0)
+    value = compute_contrastive(features, torch.tensor([0, 0, 1, 1]), 1.0)
     assert float(value) == pytest.approx(-math.log(math.e / (math.e + 2)), abs=1e-6)
     for form in ("out", "in"):
         for rows in (1, 4):
             part = features[:rows].detach().requires_grad_()
-            loss = supervised_contrastive(part, torch.arange(rows), 1.0, form)
+            loss = compute_contrastive(part, torch.arange(rows), 1.0, form)
             loss.backward()
             assert float(loss) == 0
             assert part.grad is not None and bool(torch.isfinite(part.grad).all())

@@ -10,11 +10,11 @@ from perennial.learning.analytic.statistics import (
     WEIGHT,
     Collector,
     Statistics,
-    packed,
-    unpacked,
-    weighted,
+    pack_triangle,
+    sum_weighted,
+    unpack_triangle,
 )
-from perennial.models.feature_maps.projection import CONSTANT_STEPS, RADIUS_SQUARED, on_grid
+from perennial.models.feature_maps.projection import CONSTANT_STEPS, RADIUS_SQUARED, round_to_grid
 from perennial.privacy.noised_sums import SumsNoise, add_noise_to_sums
 from perennial.strategies.analytic.checks import MOST_NOISED, check_exact, check_noised, check_range
 from tests.seeded_noise import SeededNoise
@@ -27,7 +27,7 @@ def honest(samples: int = 60, seed: int = 1, features: int = FEATURES, spread: f
     raw = 1 + spread * torch.randn(samples, features, generator=generator)
     labels = torch.randint(0, CLASSES, (samples,), generator=generator)
     collector = Collector(features, range(CLASSES))
-    collector.add(on_grid(raw), labels)
+    collector.add(round_to_grid(raw), labels)
     return collector.finish()
 
 
@@ -38,7 +38,7 @@ def altered(found: Statistics, **tensors: torch.Tensor) -> Statistics:
 
 def noised(found: Statistics, multiplier: float, seed: int = 1) -> Statistics:
     """The release of these sums: without the constant, half the weight on products."""
-    gram = packed(unpacked(found.gram, found.width)[:-1, :-1])
+    gram = pack_triangle(unpack_triangle(found.gram, found.width)[:-1, :-1])
     source = SeededNoise(stream(seed, "test"))
     tensors = add_noise_to_sums(
         gram, found.sums[:, :-1], found.counts, multiplier, source, radius_squared=RADIUS_SQUARED
@@ -57,7 +57,7 @@ def noise_of(multiplier: float) -> SumsNoise:
 def test_sums_of_records_pass(samples: int, features: int, spread: float) -> None:
     for seed in range(5):
         check_exact(honest(samples, seed, features, spread))
-    check_exact(Statistics.nothing(features + 1, range(CLASSES)))
+    check_exact(Statistics.build_empty(features + 1, range(CLASSES)))
 
 
 def test_weighted_sums_of_records_pass() -> None:
@@ -67,11 +67,11 @@ def test_weighted_sums_of_records_pass() -> None:
         Statistics(p.gram, p.sums.sum(0, keepdim=True), p.counts.sum(0, keepdim=True), range(k, k + 1))
         for k, p in enumerate(parts)
     ]
-    check_exact(weighted(zip(one, weights, strict=True), FEATURES + 1, range(CLASSES)), weights)
+    check_exact(sum_weighted(zip(one, weights, strict=True), FEATURES + 1, range(CLASSES)), weights)
 
 
 def with_gram(found: Statistics, change: torch.Tensor) -> Statistics:
-    return altered(found, gram=packed(unpacked(found.gram, found.width) + change))
+    return altered(found, gram=pack_triangle(unpack_triangle(found.gram, found.width) + change))
 
 
 def crafted(kind: str) -> Statistics:
@@ -89,14 +89,14 @@ def crafted(kind: str) -> Statistics:
         sums[1, :-1] += rest
         return altered(found, sums=sums)
     if kind == "little energy":
-        change = -0.16 * torch.diag(unpacked(found.gram, width).diagonal())
+        change = -0.16 * torch.diag(unpack_triangle(found.gram, width).diagonal())
         change[-1, -1] = 0.0
         return with_gram(found, change)
     if kind == "a long class":
-        sums, gram = found.sums.clone(), unpacked(found.gram, width)
+        sums, gram = found.sums.clone(), unpack_triangle(found.gram, width)
         sums[0, 0] += (int(found.counts[0]) << 16) - int(sums[0, 0])
         gram[0, -1] = gram[-1, 0] = int(sums[:, 0].sum()) * CONSTANT_STEPS / PRODUCT
-        return altered(found, sums=sums, gram=packed(gram))
+        return altered(found, sums=sums, gram=pack_triangle(gram))
     if kind == "the least integer":
         return altered(found, sums=found.sums.index_fill(1, torch.tensor([3]), -(2**63)))
     raise KeyError(kind)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.learner import Optimizer
 from perennial.config.run import RunSettings
-from perennial.config.simulation import simulated_federation
+from perennial.config.simulation import load_simulated_federation
 from perennial.engine.run import run_in_process
 from perennial.foundation.streams import stream
 from perennial.learning.batches import to_float
@@ -80,7 +80,7 @@ def torch_optimizer(config: Optimizer, model: nn.Module) -> torch.optim.Optimize
 
 def by_hand(experiment: Experiment) -> dict[str, Tensor]:
     """Federated averaging with torch.optim, and torch.optim's own cosine schedule over the rounds."""
-    federation = simulated_federation(experiment)
+    federation = load_simulated_federation(experiment)
     model = build_model(experiment.model, federation.input_shape, len(federation.classes), experiment.seed)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     config = experiment.learner.optimizer

@@ -22,11 +22,11 @@ from perennial.config.site import SitePolicy
 from perennial.deploy.control import FlowerRun
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
 from perennial.foundation.errors import NOT_APPROVED
-from perennial.foundation.heartbeat import SILENT_AFTER, beating
+from perennial.foundation.heartbeat import SILENT_AFTER, keep_beating
 from perennial.live.diagnosis import of_run
 from perennial.live.operator import OperatorPages
 from perennial.live.run_state import RunState
-from perennial.server.control import ALIVE, pages_beat
+from perennial.server.control import ALIVE, locate_heartbeat
 from perennial.server.faults import FORGETTING, KINDS, of_answer
 from tests.deploy.test_superlink_status import said
 from tests.live.test_live_state import EXPERIMENT
@@ -113,7 +113,7 @@ def give(**facts: Any) -> Callable[[World], object]:
 
 
 def pages_died(world: World) -> None:
-    beat = pages_beat(world.runs)
+    beat = locate_heartbeat(world.runs)
     beat.touch()
     old = time.time() - SILENT_AFTER - 5
     os.utime(beat, (old, old))
@@ -155,7 +155,7 @@ STATES: dict[str, State] = {
     "unknown_run": State(lambda w: w.federation(unknown={"99": "running"}), lambda w: w.federation()),
     "superexec": State(submitted_long_ago, give(flower="running")),
     "serverapp": State(give(alive=False), give(alive=True)),
-    "pages": State(pages_died, lambda w: pages_beat(w.runs).touch()),
+    "pages": State(pages_died, lambda w: locate_heartbeat(w.runs).touch()),
     "superlink_port": State(taken_port, lambda w: w.federation(), ("superlink",)),
     "certificate_expired": State(lambda w: w.federation(ends=time.time() - 9), lambda w: w.federation()),
     "certificate_ends": State(lambda w: w.federation(ends=time.time() + 86_400), lambda w: w.federation()),
@@ -239,7 +239,7 @@ class Surfaces:
     def __init__(self, world: World) -> None:
         with room_for(world.free), ExitStack() as stack:
             if world.alive:
-                stack.enter_context(beating(world.run.folder / ALIVE))
+                stack.enter_context(keep_beating(world.run.folder / ALIVE))
             pages = OperatorPages(world.runs)
             self.overview = html.unescape(pages.draw_index())
             self.run_page = html.unescape(pages.draw_run("trial"))
@@ -332,7 +332,7 @@ def test_what_a_hospital_alone_knows_is_no_word_of_the_operators(kind: str) -> N
     secret = "/data/ward-7/Mrs. Example.png: No space left on device; the ledger lacks line 3"
     fault = of_answer("linz", "trial", f"{kind}: {secret}")
     assert fault.kind == "own_reason" and "ask the hospital" in fault.command
-    assert secret not in json.dumps([*fault.facts().values(), fault.said, fault.turn])
+    assert secret not in json.dumps([*fault.collect_facts().values(), fault.said, fault.turn])
     assert of_answer("linz", "", f"{kind}: {secret}", here=True).kind == "site_disk_full"
 
 
@@ -342,7 +342,7 @@ def test_an_unapproved_site_is_in_the_table_and_is_not_offline(world: World) -> 
     assert 'perennial_run_sites{run="trial",state="refused"} 1.0' in seen.metrics
     assert 'perennial_run_sites{run="trial",state="offline"} 0.0' in seen.metrics
     state = RunState(world.run.folder)
-    with beating(world.run.folder / ALIVE):
+    with keep_beating(world.run.folder / ALIVE):
         state.read()
         sites = {site.name: (site.status, site.reason) for site in state.sites()}
     assert sites["linz"] == ("refused", NOT_APPROVED) and sites["graz"][0] == "training"
@@ -362,7 +362,7 @@ def test_accuracy_that_falls_within_a_task_is_named_before_its_end(world: World)
     state = RunState(world.run.folder)
 
     def kinds() -> list[str]:
-        with room_for(1e12), beating(world.run.folder / ALIVE):
+        with room_for(1e12), keep_beating(world.run.folder / ALIVE):
             state.read()
             return [fault.kind for fault in of_run(state)]
 

@@ -10,16 +10,16 @@ import pytest
 import yaml
 
 from perennial.cli.withdraw import stop_answering
-from perennial.client.activity import noted
+from perennial.client.activity import note_request
 from perennial.client.consent import pause, read_consent, require_consent, resume, withdraw
 from perennial.config.site import load_site_config
 from perennial.deploy.certificates import make_authority, make_node_key, write_node_key
 from perennial.deploy.supernode import ALIVE, ANSWERED
 from perennial.foundation.errors import ConfigError, PolicyRefusal, StateError
-from perennial.foundation.heartbeat import beating, renew
+from perennial.foundation.heartbeat import keep_beating, renew
 from perennial.live.hospital import HospitalPages
 from perennial.live.site_state import ANSWERED_WITHIN
-from perennial.live.web import allowed_hosts
+from perennial.live.web import list_allowed_hosts
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
 from tests.live.test_live_browser import FAINT, text
@@ -65,7 +65,7 @@ def site(tmp_path: Path) -> Path:
 @contextmanager
 def pages(site: Path) -> Iterator[str]:
     found = HospitalPages(site)
-    with served(found.app(allowed_hosts("127.0.0.1", []))) as address:
+    with served(found.app(list_allowed_hosts("127.0.0.1", []))) as address:
         yield address
 
 
@@ -79,11 +79,11 @@ def test_nothing_is_shown_under_a_foreign_name_and_nothing_can_be_changed(site: 
 
 def test_the_page_says_line_by_line_what_has_left_and_what_is_left(site: Path) -> None:
     state = site.parent / "state"
-    with noted(state, "train", run=RUN, name="skin <b>", round=3):
+    with note_request(state, "train", run=RUN, name="skin <b>", round=3):
         pass
-    with pytest.raises(PolicyRefusal), noted(state, "evaluate", run=RUN, name="skin <b>", round=3):
+    with pytest.raises(PolicyRefusal), note_request(state, "evaluate", run=RUN, name="skin <b>", round=3):
         raise PolicyRefusal(HOSTILE)
-    with pages(site) as address, beating(state / ALIVE):
+    with pages(site) as address, keep_beating(state / ALIVE):
         body = ask(address).body
         assert "3 updates" in body and body.count("noise 1, 20 steps on a share of 0.1") == 3
         spent = Ledger(state).cost(1e-5, "rdp", "sample").epsilon
@@ -108,7 +108,7 @@ def test_connected_means_that_the_superlink_answers_the_supernode(site: Path) ->
             return ask(address).body
 
         assert "SuperNode does not run" in page()
-        with beating(state / ALIVE):
+        with keep_beating(state / ALIVE):
             until(lambda: "the SuperLink does not answer" in page())
             assert "127.0.0.1:1" in page(), "the obstacle is named"
             renew(state / ANSWERED)
@@ -141,7 +141,7 @@ def test_a_run_that_is_none_cannot_be_withdrawn_from(site: Path, run: str) -> No
 def test_a_withdrawn_run_is_removed_and_refused_for_good(site: Path) -> None:
     state = site.parent / "state"
     withdraw(state, RUN)
-    assert not (state / "runs" / RUN).exists() and len(Ledger(state).entries()) == 3
+    assert not (state / "runs" / RUN).exists() and len(Ledger(state).read_entries()) == 3
     with pytest.raises(PolicyRefusal, match="has withdrawn from this run"):
         require_consent(state, RUN)
     require_consent(state, "cd" * 16)
@@ -187,10 +187,10 @@ def test_a_hospital_watches_in_a_browser(site: Path, tmp_path: Path) -> None:
     def text() -> str:
         return driver.execute_script("return document.getElementById('main')?.innerText ?? ''")
 
-    with pages(site) as address, beating(state / ALIVE), browser(tmp_path / "profile") as driver:
+    with pages(site) as address, keep_beating(state / ALIVE), browser(tmp_path / "profile") as driver:
         driver.get(address)
         until(lambda: "Nothing has been asked yet" in text())
-        with noted(state, "train", run=RUN, name="skin", round=7):
+        with note_request(state, "train", run=RUN, name="skin", round=7):
             until(lambda: "Answering train of skin, round 7" in text())
         until(lambda: "The last request was answered" in text())
         pause(state)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from perennial.foundation.heartbeat import SILENT_AFTER, beating
+from perennial.foundation.heartbeat import SILENT_AFTER, keep_beating
 from perennial.live import tail as module
 from perennial.live.diagnosis import of_run
 from perennial.live.operator import OperatorPages, Spending, draw_accuracy, tell_story
 from perennial.live.run_state import RoundPoint, RunState
-from perennial.live.tail import Tail, plain
+from perennial.live.tail import Tail, clean_text
 from perennial.server.control import ALIVE
 from tests.live_pages import GoingOn, going_on, room_for
 from tests.run_folders import HOSTILE
@@ -66,9 +66,9 @@ def test_a_pipe_or_a_link_in_place_of_the_journal_is_not_read(tmp_path: Path) ->
 
 
 def test_text_of_others_is_cut_and_turns_nothing_around() -> None:
-    assert plain("a\x1b[31m\u202eb\n", 80) == "a\ufffd[31m\ufffdb\ufffd"
-    assert len(plain("x" * 10_000)) == 401
-    assert plain("Köln Süd") == "Köln Süd"
+    assert clean_text("a\x1b[31m\u202eb\n", 80) == "a\ufffd[31m\ufffdb\ufffd"
+    assert len(clean_text("x" * 10_000)) == 401
+    assert clean_text("Köln Süd") == "Köln Süd"
 
 
 def test_a_round_is_followed_from_its_first_request_to_its_end(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_round_is_followed_from_its_first_request_to_its_end(tmp_path: Path) -
 def test_a_run_without_a_heartbeat_is_known_as_dead_within_seconds(tmp_path: Path) -> None:
     run = GoingOn(tmp_path)
     state = RunState(run.folder)
-    with beating(run.folder / ALIVE):
+    with keep_beating(run.folder / ALIVE):
         assert read(state).status == "running"
     # a regular end removes the heartbeat; a kill leaves it behind, and it grows old
     assert read(state).status == "ended"
@@ -118,7 +118,7 @@ def test_a_run_without_a_heartbeat_is_known_as_dead_within_seconds(tmp_path: Pat
 def test_a_resumed_run_forgets_the_rounds_that_were_cut_off(tmp_path: Path) -> None:
     run = GoingOn(tmp_path)
     state = RunState(run.folder)
-    position = run.journal.durable_position()
+    position = run.journal.flush_to_disk()
     for number in (1, 2, 3):
         run.end_round(number, ["graz"])
     assert len(read(state).rounds) == 3

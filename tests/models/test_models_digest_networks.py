@@ -10,12 +10,12 @@ from perennial.models.digest_networks import (
     DigestTwoBranchModel,
     FeatureEncoder,
     GuidanceProducer,
-    digest_shape,
-    encoder_hash,
+    compute_digest_shape,
+    hash_encoder,
 )
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
-from perennial.models.incremental import complete_state, load_complete, travelling
+from perennial.models.incremental import complete_state, load_complete, select_travelling
 
 SHAPES = {
     (1, 8, 8): (4, 4, 4),
@@ -42,7 +42,7 @@ def _model(shape=(1, 8, 8), backbone="small_cnn", seed=1):
 def test_digest_and_guidance_shapes(shape):
     x = torch.rand(2, *shape)
     features = _random(shape, seed=1)(x)
-    assert features.shape == (2, *SHAPES[shape]) and digest_shape(shape) == SHAPES[shape]
+    assert features.shape == (2, *SHAPES[shape]) and compute_digest_shape(shape) == SHAPES[shape]
     assert features.min() == 0
     assert features.max() > 0
     guidance = GuidanceProducer(shape, seed=1)(features)
@@ -55,18 +55,18 @@ def test_the_encoder_is_the_same_everywhere_and_its_hash_says_so():
     before = torch.random.get_rng_state()
     one = _random((1, 8, 8), seed=1)
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert encoder_hash(one) == encoder_hash(_model().encoder)
-    assert encoder_hash(one) != encoder_hash(_random((1, 8, 8), seed=2))
-    assert len({encoder_hash(_random(shape, seed=1)) for shape in SHAPES}) == len(SHAPES)
+    assert hash_encoder(one) == hash_encoder(_model().encoder)
+    assert hash_encoder(one) != hash_encoder(_random((1, 8, 8), seed=2))
+    assert len({hash_encoder(_random(shape, seed=1)) for shape in SHAPES}) == len(SHAPES)
     with torch.no_grad():
         next(one.parameters())[0] += 1e-6
-    assert encoder_hash(one) != encoder_hash(_model().encoder)
+    assert hash_encoder(one) != hash_encoder(_model().encoder)
 
 
 def test_the_encoder_neither_travels_nor_learns():
     model = _model()
-    fingerprint = encoder_hash(model.encoder)
-    assert {key.split(".")[0] for key in travelling(model)} == {"backbone", "head"}
+    fingerprint = hash_encoder(model.encoder)
+    assert {key.split(".")[0] for key in select_travelling(model)} == {"backbone", "head"}
     flat = FlatParameters(model)
     before = flat.vector.clone()
     optimizer = torch.optim.SGD([flat.trainable], lr=0.1, weight_decay=0.1)
@@ -74,9 +74,9 @@ def test_the_encoder_neither_travels_nor_learns():
     F.cross_entropy(model(torch.rand(6, 1, 8, 8)), torch.tensor([0, 1, 2, 0, 1, 2])).backward()
     assert len(flat.gradient) == len(flat.trainable)
     optimizer.step()
-    changed = flat.views(flat.vector - before)
+    changed = flat.view_tensors(flat.vector - before)
     assert all(torch.count_nonzero(tensor) > 0 for tensor in changed.values())
-    assert encoder_hash(model.encoder) == fingerprint
+    assert hash_encoder(model.encoder) == fingerprint
 
 
 def test_it_grows_and_is_rebuilt_like_any_model():

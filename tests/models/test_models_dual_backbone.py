@@ -9,7 +9,7 @@ from perennial.models.config import ModelConfig
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
-from perennial.models.incremental import complete_state, load_complete, travelling
+from perennial.models.incremental import complete_state, load_complete, select_travelling
 
 SHAPE = (1, 8, 8)
 CONFIG = ModelConfig(name="dual_backbone", backbone="small_cnn", norm="batch")
@@ -80,7 +80,7 @@ def test_the_old_backbone_never_learns_nor_travels():
     assert all(parameter.grad is None for parameter in model.old_backbone.parameters())
     assert not any(parameter.requires_grad for parameter in model.old_backbone.parameters())
     assert not any(module.training for module in model.old_backbone.modules()) and model.backbone.training
-    assert set(travelling(model)) == set(after) - set(frozen)
+    assert set(select_travelling(model)) == set(after) - set(frozen)
     for key in ("backbone.conv1.weight", "gate.squeeze.weight", "gate.excite.weight", "head.weight"):
         assert not torch.equal(after[key], trained[key]), key
 
@@ -99,7 +99,7 @@ def test_each_task_freezes_the_new_backbone_and_resets_the_gate():
     assert torch.equal(state["gate.squeeze.weight"], first_gate)
     assert torch.count_nonzero(state["gate.excite.weight"]) == 0
     model.begin_task(None)
-    assert travelling(model).keys() == complete_state(model).keys()
+    assert select_travelling(model).keys() == complete_state(model).keys()
 
 
 @pytest.mark.parametrize("backbone", ["small_cnn", "mlp"])

@@ -9,7 +9,7 @@ from perennial.foundation.streams import stream
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
-from perennial.models.incremental import travelling
+from perennial.models.incremental import select_travelling
 
 SHAPE = (2, 8, 8)
 
@@ -44,27 +44,27 @@ def test_training_on_the_vector_is_training_the_model(make):
     _train(plain, optimizer, optimizer.zero_grad)
     flat = FlatParameters(ours)
     _train(ours, make([flat.trainable]), flat.gradient.zero_)
-    for key, tensor in travelling(plain).items():
-        torch.testing.assert_close(travelling(ours)[key], tensor)
-        torch.testing.assert_close(flat.views(flat.vector)[key], tensor)
+    for key, tensor in select_travelling(plain).items():
+        torch.testing.assert_close(select_travelling(ours)[key], tensor)
+        torch.testing.assert_close(flat.view_tensors(flat.vector)[key], tensor)
 
 
 def test_views_load_and_flatten_are_inverse():
     model = _model()
     flat = FlatParameters(model)
     other = torch.randn(len(flat.vector), generator=torch.Generator().manual_seed(1))
-    views = flat.views(other)
+    views = flat.view_tensors(other)
     assert all(
         view.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() for view in views.values()
     )
     assert torch.equal(flat.flatten(dict(reversed(views.items()))), other)
     flat.load(views)
     assert torch.equal(flat.vector, other)
-    assert all(torch.equal(tensor, views[key]) for key, tensor in travelling(model).items())
-    flat.load(travelling(model))
+    assert all(torch.equal(tensor, views[key]) for key, tensor in select_travelling(model).items())
+    flat.load(select_travelling(model))
     assert torch.equal(flat.vector, other)
     with pytest.raises(StateError, match=r"vector: found shape \(5,\)"):
-        flat.views(torch.zeros(5))
+        flat.view_tensors(torch.zeros(5))
 
 
 def test_frozen_parameters_stay_outside():
@@ -99,7 +99,7 @@ def test_frozen_parameters_stay_outside():
 def test_tensors_of_another_model_are_refused(damage, words):
     flat = FlatParameters(_model())
     before = flat.vector.clone()
-    state = dict(flat.views(before + 1))
+    state = dict(flat.view_tensors(before + 1))
     damage(state)
     with pytest.raises(StateError, match=words):
         flat.load(state)
@@ -119,4 +119,4 @@ def test_a_model_that_left_its_vector_is_noticed(change):
     flat = FlatParameters(model)
     change(model)
     with pytest.raises(StateError, match="no longer lives in this vector"):
-        flat.load(flat.views(flat.vector.clone()))
+        flat.load(flat.view_tensors(flat.vector.clone()))

@@ -7,7 +7,7 @@ from perennial.foundation.errors import StateError
 from perennial.foundation.streams import stream
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
-from perennial.models.incremental import complete_state, load_complete, travelling
+from perennial.models.incremental import complete_state, load_complete, select_travelling
 
 
 def _model(**options):
@@ -39,20 +39,20 @@ def test_growth_keeps_old_rows_and_draws_new_ones_from_the_stream():
 
 def test_parameters_travel_before_float_buffers_and_counters_never():
     model = _model(norm="batch")
-    keys = list(travelling(model))
+    keys = list(select_travelling(model))
     assert keys[: len(list(model.parameters()))] == [name for name, _ in model.named_parameters()]
     assert set(keys) - {name for name, _ in model.named_parameters()} == {
         f"backbone.norm{layer}.running_{statistic}" for layer in (1, 2) for statistic in ("mean", "var")
     }
     assert "backbone.norm1.num_batches_tracked" in model.state_dict()
-    assert travelling(model).keys() == complete_state(model).keys()
-    assert not any(tensor.requires_grad for tensor in travelling(model).values())
+    assert select_travelling(model).keys() == complete_state(model).keys()
+    assert not any(tensor.requires_grad for tensor in select_travelling(model).values())
 
 
 def test_a_frozen_part_does_not_travel_with_its_statistics():
     model = _model(norm="batch")
     model.backbone.norm1.requires_grad_(False)
-    assert complete_state(model).keys() - travelling(model).keys() == {
+    assert complete_state(model).keys() - select_travelling(model).keys() == {
         f"backbone.norm1.{name}" for name in ("weight", "bias", "running_mean", "running_var")
     }
 

@@ -9,7 +9,7 @@ from perennial.foundation.streams import stream
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.incremental import complete_state
-from perennial.models.relabel import _apply, _hidden_layers, relabel
+from perennial.models.relabel import _apply, _list_hidden_layers, relabel
 
 CASES = [
     ({"name": "mlp", "hidden": [24, 16]}, (1, 8, 8)),
@@ -46,7 +46,7 @@ def _model(settings, shape):
 
 def _undo(model, permutations):
     inverse = {name: permutation.argsort() for name, permutation in permutations.items()}
-    _apply(model, _hidden_layers(model), inverse)
+    _apply(model, _list_hidden_layers(model), inverse)
 
 
 @pytest.mark.parametrize(("settings", "shape"), CASES, ids=str)

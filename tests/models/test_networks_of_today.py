@@ -17,7 +17,7 @@ from perennial.engine.run import run_in_process
 from perennial.models.feature_maps.config import PretrainedConfig
 from perennial.models.feature_maps.fixed import FixedFeatures, build_fixed_features
 from perennial.models.feature_maps.pretrained import Pretrained
-from perennial.models.feature_maps.weights import bare_network
+from perennial.models.feature_maps.weights import build_bare_network
 
 pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
 
@@ -49,7 +49,9 @@ def written(name: str, folder: Path) -> dict[str, Any]:
     """A map's keys, beside a file of random weights."""
     torch.manual_seed(0)
     path = folder / f"{name}.safetensors"
-    save_file({key: tensor.contiguous() for key, tensor in bare_network(name).state_dict().items()}, path)
+    save_file(
+        {key: tensor.contiguous() for key, tensor in build_bare_network(name).state_dict().items()}, path
+    )
     return {
         "name": "pretrained",
         "network": name,

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import SitePolicy
-from perennial.deploy.review import asked_in_words
+from perennial.deploy.review import describe_asked
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
-from perennial.models.incremental import IncrementalModel, travelling
+from perennial.models.incremental import IncrementalModel, select_travelling
 from perennial.models.saved import load_saved
 
 pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm (perennial-fl[pretrained])")
@@ -34,10 +34,10 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def weights(tmp_path: Path) -> dict[str, Any]:
     """A small network's weights in a file, as an experiment names them."""
-    from perennial.models.feature_maps.weights import bare_network, weights_of
+    from perennial.models.feature_maps.weights import build_bare_network, load_weights
 
-    weights_of.cache_clear()
-    network = bare_network("resnet10t")
+    load_weights.cache_clear()
+    network = build_bare_network("resnet10t")
     with torch.no_grad():
         for module in network.modules():
             if isinstance(module, torch.nn.BatchNorm2d):
@@ -64,13 +64,13 @@ def built(weights: dict[str, Any]) -> IncrementalModel:
 
 def test_only_what_learns_travels_and_moves(weights: dict[str, Any]) -> None:
     model = built(weights).train()
-    blocks = {name.split(".")[2] for name in travelling(model) if name.startswith("backbone.network.")}
+    blocks = {name.split(".")[2] for name in select_travelling(model) if name.startswith("backbone.network.")}
     assert blocks == {"conv1", "bn1", "layer1", "layer2", "layer3", "layer4"}
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model(torch.randn(4, 1, 8, 8)).square().sum().backward()
     torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1).step()
     moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
-    assert moved <= set(travelling(model))
+    assert moved <= set(select_travelling(model))
     assert not any("running" in name for name in moved), "statistics of a site's batches"
     assert {name.split(".")[2] for name in moved if "network" in name} == blocks
 
@@ -115,7 +115,7 @@ def test_a_gradient_method_learns_on_it_and_the_model_is_an_ordinary_one(
     }
     assert {name.split(".")[0] for name in moved} >= {"conv1", "layer1", "layer4"}
     # two sites and two rounds of all parameters, in float32
-    sent = sum(t.numel() for t in travelling(built(weights)).values())
+    sent = sum(t.numel() for t in select_travelling(built(weights)).values())
     assert summary["bytes_up"] == pytest.approx(4 * 4 * sent, rel=0.1)
-    words = " ".join(asked_in_words(Experiment.model_validate(content), SitePolicy(), None))
+    words = " ".join(describe_asked(Experiment.model_validate(content), SitePolicy(), None))
     assert "resnet10t, trained elsewhere; licence none" in words and "all of it learns on" in words

@@ -12,7 +12,7 @@ from perennial.foundation.errors import ConfigError
 from perennial.models.factory import build_pretrained_backbone
 from perennial.models.feature_maps.config import PretrainedConfig
 from perennial.models.feature_maps.fixed import build_fixed_features
-from perennial.models.feature_maps.pretrained import build_pretrained, fold, stages_of
+from perennial.models.feature_maps.pretrained import build_pretrained, fold, list_stages
 from tests.models.test_pretrained_backbone import weights  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm (perennial-fl[pretrained])")
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm (p
 
 def network(name: str) -> nn.Module:
     """timm's network with drawn weights and statistics that it could have learnt."""
-    from perennial.models.feature_maps.weights import bare_network
+    from perennial.models.feature_maps.weights import build_bare_network
 
-    found, generator = bare_network(name), torch.Generator().manual_seed(1)
+    found, generator = build_bare_network(name), torch.Generator().manual_seed(1)
     with torch.no_grad():
         for module in found.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -51,7 +51,7 @@ def test_stages_stand_beside_the_last_layer_each_of_length_1(weights: dict[str, 
     module, _ = build_pretrained(config, (3, 32, 32), True)
     pixels = (torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(3)) * 255).round()
     seen: list[torch.Tensor] = []
-    stages = stages_of(module.network)
+    stages = list_stages(module.network)
     assert len(stages) == 4
     for stage in stages[2:]:
         stage.register_forward_hook(lambda *call: seen.append(call[-1]))

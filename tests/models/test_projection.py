@@ -11,7 +11,7 @@ from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.feature_maps import projection
 from perennial.models.feature_maps.fixed import FixedFeatures
-from perennial.models.feature_maps.projection import public_crops
+from perennial.models.feature_maps.projection import draw_crops
 
 PATCHES: dict[str, Any] = {"name": "patches", "filters": 12, "size": 4, "grid": 2}
 SHAPE = (3, 16, 16)
@@ -42,8 +42,8 @@ def inputs_of(pixels: torch.Tensor) -> torch.Tensor:
 def test_components_whiten_the_public_images() -> None:
     """Before they are scaled to one length, the crops' components have mean 0 and differ little in spread."""
     backbone = built()
-    crops = public_crops(60, SHAPE, 0).float()
-    mapped = backbone.mapped(inputs_of(crops))
+    crops = draw_crops(60, SHAPE, 0).float()
+    mapped = backbone.map_inputs(inputs_of(crops))
     assert backbone.projection is not None
     projected = (mapped - backbone.projection.means[0]) @ backbone.projection.components[0]
     spread = projected.square().mean(dim=0)

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from perennial.cli.main import app
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
-from perennial.config.simulation import simulated_federation
+from perennial.config.simulation import load_simulated_federation
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import StateError
 from perennial.learning.batches import to_float
-from perennial.models.saved import SavedModel, load_saved, model_file
+from perennial.models.saved import SavedModel, find_model_file, load_saved
 
 EXPERIMENT: dict[str, Any] = {
     "name": "means",
@@ -50,9 +50,9 @@ def test_a_site_keeps_a_model_with_its_own_means(tmp_path: Path) -> None:
     summary = run(tmp_path)
     folder = tmp_path / "runs" / "means"
     assert load_saved(folder / "model.safetensors").class_means is None
-    federation = simulated_federation(load_experiment(tmp_path / "experiment.yaml"))
+    federation = load_simulated_federation(load_experiment(tmp_path / "experiment.yaml"))
     for name, site in federation.sites.items():
-        path = model_file(folder, name)
+        path = find_model_file(folder, name)
         assert path.stat().st_mode & 0o777 == 0o600
         saved = load_saved(path)
         held_out = site.test if len(site.test) else site.validation
@@ -65,7 +65,7 @@ def test_predict_names_a_class_and_says_when_the_head_stands_in(tmp_path: Path) 
 
     run(tmp_path)
     folder = tmp_path / "runs" / "means"
-    test = simulated_federation(load_experiment(tmp_path / "experiment.yaml")).test
+    test = load_simulated_federation(load_experiment(tmp_path / "experiment.yaml")).test
     assert test is not None
     sample = test.x[test.test[:1]]
     image = tmp_path / "one.png"

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from perennial.privacy.secure.keys import Words, new_secret
+from perennial.privacy.secure.keys import Words, draw_secret
 from perennial.privacy.secure.roster import Attempt, Parameters, Peer, Subject
 from perennial.privacy.secure.server_session import NotEnough, ServerSession
 from perennial.privacy.secure.site_session import SiteSession
@@ -36,8 +36,8 @@ class MaskedFederation:
     def __init__(self, sites: int, parameters: Parameters, kill: bool = False) -> None:
         self.names = [f"site-{index:03d}" for index in range(sites)]
         self.parameters, self.kill = parameters, kill
-        self.identity = {name: new_secret() for name in self.names}
-        self.cipher = {name: new_secret() for name in self.names}
+        self.identity = {name: draw_secret() for name in self.names}
+        self.cipher = {name: draw_secret() for name in self.names}
         self.peers = [
             Peer.introduce(name, self.identity[name], self.cipher[name], RUN, 1) for name in self.names
         ]
@@ -98,7 +98,7 @@ def run_attempt(
 def signed(federation: MaskedFederation, server: ServerSession, session: SiteSession) -> str:
     """The session's vote for the server's survivors."""
     keys = federation.cipher[session.name], federation.identity[session.name]
-    return session.sign(server.survivors, server.shares_for(session.name), *keys)
+    return session.sign(server.survivors, server.select_shares(session.name), *keys)
 
 
 def random_values(names: Sequence[str], length: int, seed: int = 0) -> dict[str, Words]:

@@ -16,7 +16,7 @@ from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.learning.batches import TrainingSet
-from perennial.learning.bayesian_estimate import FILE, NeighbourDistances, bayesian_figure_of, halves
+from perennial.learning.bayesian_estimate import FILE, NeighbourDistances, read_bayesian_figure, split_halves
 from perennial.privacy.bayesian import BayesianAccountant
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.sample_level import PrivateGradient
@@ -97,7 +97,7 @@ def test_every_step_is_an_invocation_and_one_more_than_planned_ends_the_figure(
     for _ in range(4):
         record.see(torch.full((24,), 0.5))
     record.keep()
-    found = bayesian_figure_of(tmp_path, "r")
+    found = read_bayesian_figure(tmp_path, "r")
     assert found is not None and (found.invocations, found.planned, found.void) == (4, 4, "")
     by_hand = BayesianAccountant(4)
     for _ in range(4):
@@ -105,7 +105,7 @@ def test_every_step_is_an_invocation_and_one_more_than_planned_ends_the_figure(
     assert found.epsilon == pytest.approx(by_hand.epsilon(1e-5))
     record.see(torch.full((24,), 0.5))
     record.keep()
-    found = bayesian_figure_of(tmp_path, "r")
+    found = read_bayesian_figure(tmp_path, "r")
     assert found is not None and found.epsilon is None and "planned for 4" in found.void
 
 
@@ -120,7 +120,7 @@ def test_a_record_moves_the_sum_by_its_clipped_gradient() -> None:
 
     source = SeededNoise(np.random.default_rng(1))
     with PrivateGradient(model, privacy, expected_batch=4, source=source) as private:
-        found = private.clipped_norms(torch.arange(7), losses)
+        found = private.measure_clipped_norms(torch.arange(7), losses)
         assert all(parameter.grad is None for parameter in model.parameters())
     expected = []
     for row in range(7):
@@ -131,11 +131,11 @@ def test_a_record_moves_the_sum_by_its_clipped_gradient() -> None:
 
 
 def test_halves_are_disjoint_and_whole() -> None:
-    one, other = halves(samples(7, exemplars=2), np.random.default_rng(1))
+    one, other = split_halves(samples(7, exemplars=2), np.random.default_rng(1))
     assert set(one.y.tolist()).isdisjoint(other.y.tolist())
     assert sorted([*one.y.tolist(), *other.y.tolist()]) == sorted(2 * list(range(7)))
     for half in (one, other):
         assert all(half.y[len(half) - half.exemplars :] >= 5) and all(
             half.y[: len(half) - half.exemplars] < 5
         )
-    assert halves(samples(1), np.random.default_rng(1)) == []
+    assert split_halves(samples(1), np.random.default_rng(1)) == []

@@ -13,12 +13,12 @@ from perennial.privacy.config import DigestConfig
 from perennial.privacy.digests import (
     DigestGuarantee,
     Digests,
-    form_groups,
-    guarantee_of,
+    compute_guarantee,
+    draw_groups,
+    draw_randomised_labels,
     guess_log10,
     make_digests,
     mix,
-    randomised_labels,
 )
 from perennial.privacy.noise import add_laplace
 from tests.seeded_noise import SeededNoise
@@ -95,24 +95,24 @@ def test_laplace_noise_has_its_scale() -> None:
 
 def test_the_published_noise_and_what_it_is_worth() -> None:
     config = DigestConfig(protection="paper", epsilon=0.005, largest=1.0)
-    guarantee = guarantee_of(config, length=256, largest=1.0, largest_weight=0.25)
+    guarantee = compute_guarantee(config, length=256, largest=1.0, largest_weight=0.25)
     assert guarantee.scale == pytest.approx(0.01)
     assert guarantee.nominal == 0.005
     assert guarantee.epsilon == pytest.approx(6400)
-    assert guarantee_of(config, 1, 1.0, 0.25).epsilon == pytest.approx(25)
-    assert guarantee_of(config, 256, 1.0, 1.0).epsilon == pytest.approx(25600)
+    assert compute_guarantee(config, 1, 1.0, 0.25).epsilon == pytest.approx(25)
+    assert compute_guarantee(config, 256, 1.0, 1.0).epsilon == pytest.approx(25600)
     # a scale that is taken from the data has no guarantee at all
     private = DigestConfig(protection="paper", epsilon=0.005)
-    guarantee = guarantee_of(private, 256, 3.7, 0.25)
+    guarantee = compute_guarantee(private, 256, 3.7, 0.25)
     assert guarantee.epsilon == math.inf
     assert guarantee.if_public == pytest.approx(6400)
 
 
 def test_honest_noise_is_sized_by_what_one_sample_changes() -> None:
     laplace = DigestConfig(protection="laplace", epsilon=8, largest=1.0)
-    assert guarantee_of(laplace, 256, 1.0, 0.25) == DigestGuarantee(8.0, 8, 8, 0.0, None, math.inf)
+    assert compute_guarantee(laplace, 256, 1.0, 0.25) == DigestGuarantee(8.0, 8, 8, 0.0, None, math.inf)
     gauss = DigestConfig(protection="gauss", epsilon=8, norm=1.0)
-    guarantee = guarantee_of(gauss, 256, 1.0, 0.25)
+    guarantee = compute_guarantee(gauss, 256, 1.0, 0.25)
     assert guarantee.scale == pytest.approx(math.sqrt(2) / 4 * 0.600, abs=0.001)
     assert (guarantee.epsilon, guarantee.delta) == (8, 1e-5)
 
@@ -127,7 +127,7 @@ def test_gauss_cuts_every_sample_to_the_norm_first() -> None:
 
 def test_randomised_labels_keep_the_share_that_epsilon_allows() -> None:
     labels = torch.full((60_000,), 4)
-    answers = randomised_labels(labels, range(3, 6), math.log(2), SeededNoise(stream(3, "noise")))
+    answers = draw_randomised_labels(labels, range(3, 6), math.log(2), SeededNoise(stream(3, "noise")))
     shares = torch.bincount(answers, minlength=6)[3:] / len(labels)
     assert shares.tolist() == pytest.approx([0.25, 0.5, 0.25], abs=0.01)
 
@@ -144,7 +144,7 @@ def test_the_guess_heuristic() -> None:
 def test_too_few_samples_are_refused_and_impossible_features_count_as_zero() -> None:
     """A refusal that tells of one sample's features would be a release without a charge."""
     with pytest.raises(DataError, match="per_digest: 32, but this site has 22 samples"):
-        form_groups(samples()[1], DigestConfig(per_digest=32), groups_stream())
+        draw_groups(samples()[1], DigestConfig(per_digest=32), groups_stream())
     for value, zeroed in ((-0.1, (3, 0, 0, 0)), (math.nan, (3,)), (math.inf, (3,))):
         x, with_zeros = samples()[0], samples()[0]
         x[3, 0, 0, 0] = value

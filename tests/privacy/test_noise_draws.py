@@ -16,7 +16,7 @@ from scipy import stats
 from scipy.special import chdtr, chdtrc, log_ndtr
 
 from perennial.foundation.streams import stream
-from perennial.privacy.discrete_gaussian import discrete_gaussian
+from perennial.privacy.discrete_gaussian import draw_discrete_gaussian
 from perennial.privacy.noise import Noise, add_noise
 from perennial.privacy.protection import protect_update
 from tests.seeded_noise import SeededNoise
@@ -91,7 +91,7 @@ def discrete() -> Draws:
     """Of sums and counts, on a grid of 20,000 steps a standard deviation."""
     std, words = 20_000, Noise()
     return np.array(
-        [[discrete_gaussian(COORDINATES, std, words) / std for _ in range(ROUNDS)] for _ in range(SITES)]
+        [[draw_discrete_gaussian(COORDINATES, std, words) / std for _ in range(ROUNDS)] for _ in range(SITES)]
     )
 
 
@@ -141,11 +141,11 @@ def in_two_children(draw: Callable[[], bytes]) -> list[bytes]:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_two_children_of_a_warm_process_draw_otherwise() -> None:
     words, noise = Noise(), Noise()
-    _ = words.words(64), noise.uniform(64)  # both are warm
+    _ = words.draw_words(64), noise.uniform(64)  # both are warm
     for draw in (
-        lambda: words.words(16).tobytes(),
+        lambda: words.draw_words(16).tobytes(),
         lambda: noise.uniform(16).numpy().tobytes(),
-        lambda: discrete_gaussian(16, 1000, words).tobytes(),
+        lambda: draw_discrete_gaussian(16, 1000, words).tobytes(),
     ):
         first, second = in_two_children(draw)
         assert len(first) == len(second) == 128 and first != second

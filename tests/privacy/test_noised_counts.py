@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from perennial.client.policy import check_evaluation
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
-from perennial.config.secure_words import cell_words, counts_of
+from perennial.config.secure_words import decode_counts, encode_cells
 from perennial.config.site import SitePolicy
 from perennial.data.site import SiteData
-from perennial.data.splits import KeyedHash, text_groups
+from perennial.data.splits import KeyedHash, group_by_text
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError, ProtocolError
 from perennial.foundation.streams import stream
@@ -27,7 +27,13 @@ from perennial.privacy.composition import compose
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
 from perennial.privacy.noise import Noise
-from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples, towards_zero
+from perennial.privacy.noised_counts import (
+    STEPS,
+    CountNoise,
+    join_cells,
+    round_to_samples,
+    round_towards_zero,
+)
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
 from perennial.server.preflight import open_channels
@@ -76,18 +82,18 @@ COUNTS = st.lists(st.integers(0, 10_000), min_size=2, max_size=40)
 @given(COUNTS, st.floats(1.0, 500.0))
 def test_what_a_whole_site_tells_never_passes_the_norm(counts: list[int], norm: float) -> None:
     cells = np.array(counts[: len(counts) // 2 * 2], dtype=np.int64)
-    shrunk = CountNoise(1.0, norm).shrunk(cells)
+    shrunk = CountNoise(1.0, norm).shrink(cells)
     assert sum(int(cell) ** 2 for cell in shrunk) <= (norm * STEPS) ** 2
-    assert CountNoise(1.0, norm).within(*towards_zero(shrunk))
+    assert CountNoise(1.0, norm).within(*round_towards_zero(shrunk))
     if np.linalg.norm(cells) <= norm:
         assert (shrunk == cells * STEPS).all()
 
 
 def test_one_sample_moves_one_cell_by_one() -> None:
-    before, right, wrong = cells_of([3, 5], [4, 9]), cells_of([4, 5], [5, 9]), cells_of([3, 5], [4, 10])
+    before, right, wrong = join_cells([3, 5], [4, 9]), join_cells([4, 5], [5, 9]), join_cells([3, 5], [4, 10])
     assert before.tolist() == [3, 5, 1, 4]
     assert np.abs(right - before).sum() == np.abs(wrong - before).sum() == 1
-    assert in_samples(before * STEPS) == ([3, 5], [4, 9])
+    assert round_to_samples(before * STEPS) == ([3, 5], [4, 9])
 
 
 def test_the_noise_is_as_wide_as_it_says_and_the_sum_of_parts_as_well() -> None:
@@ -107,8 +113,8 @@ def test_an_interval_covers_the_accuracy_as_often_as_it_says() -> None:
     for of_trial in noise:
         by_site = {}
         for site, drawn in enumerate(of_trial):
-            cells = cells_of(random.binomial(30, 0.6, 10).tolist(), [30] * 10) * STEPS
-            by_site[str(site)] = in_samples(cells + drawn)
+            cells = join_cells(random.binomial(30, 0.6, 10).tolist(), [30] * 10) * STEPS
+            by_site[str(site)] = round_to_samples(cells + drawn)
         ends = SiteCounts(by_site, std=4.0).interval(10)
         assert ends is not None
         covered += ends[0] <= 0.6 <= ends[1]
@@ -121,8 +127,8 @@ def test_an_audit_of_the_release_finds_no_more_than_is_charged() -> None:
 
     def scores(noise: CountNoise, present: bool) -> torch.Tensor:
         # as many classes as releases, so that all are drawn at once
-        cells = cells_of([3 + present] * 20_000, [4 + present] * 20_000) * STEPS
-        return torch.tensor(in_samples(cells + noise.draw(len(cells), source))[0]).float()
+        cells = join_cells([3 + present] * 20_000, [4 + present] * 20_000) * STEPS
+        return torch.tensor(round_to_samples(cells + noise.draw(len(cells), source))[0]).float()
 
     source = SeededNoise(stream(5, "audit"))
     charged = load(SAMPLE | {"sample_rate": 1.0}).privacy
@@ -184,7 +190,7 @@ def test_a_cautious_hospital_answers_noised_counts_and_charges_them_first(tmp_pa
     assert first is not None and again is not None and second is not None
     assert (first.correct, first.total) == (again.correct, again.total), "one question, one answer"
     assert (first.correct, first.total) != (second.correct, second.total), "fresh noise for another question"
-    entries = Ledger(tmp_path / "state").entries()
+    entries = Ledger(tmp_path / "state").read_entries()
     found = {(e.kind, e.unit, e.mechanism, e.noise_multiplier, e.relation) for e in entries}
     assert found == {("evaluation", "sample", "gaussian", 4.0, "add_remove")} and len(entries) == 2
     # the same hospital refuses exact ones
@@ -200,7 +206,7 @@ def test_the_budget_ends_the_questions_and_names_its_key(tmp_path: Path) -> None
         answered += 1
     assert answered == 2
     assert "policy.max_epsilon" in hospital.refusal and "lifetime epsilon" in hospital.refusal
-    assert len(Ledger(tmp_path / "state").entries()) == answered
+    assert len(Ledger(tmp_path / "state").read_entries()) == answered
 
 
 def test_an_image_pixel_by_pixel_fails_under_noise_at_the_budget(tmp_path: Path) -> None:
@@ -254,17 +260,17 @@ def test_what_the_server_promises_is_no_noise_of_the_sites_own() -> None:
 def test_a_patient_counts_once_whatever_others_have() -> None:
     owners = np.repeat(np.arange(30), 1 + np.arange(30) % 4)
     x = torch.from_numpy(np.random.default_rng(0).integers(0, 255, (len(owners), 3), dtype=np.uint8))
-    keyed = KeyedHash(b"k" * 32, text_groups("patient", [str(owner) for owner in owners]))
+    keyed = KeyedHash(b"k" * 32, group_by_text("patient", [str(owner) for owner in owners]))
     empty = torch.empty(0, dtype=torch.int64)
     data = SiteData(
         "a", x, torch.zeros(len(owners), dtype=torch.int64), empty, empty, empty, x[0], x[0], keyed
     )
     rows = torch.arange(len(owners))
-    chosen = data.one_of_each_patient(rows)
+    chosen = data.choose_one_per_patient(rows)
     assert sorted(owners[chosen.numpy()].tolist()) == list(range(30))
-    assert len(data.one_of_each_patient(rows[:0])) == 0
+    assert len(data.choose_one_per_patient(rows[:0])) == 0
     # without one of them, and in another order of the same rows, the others' choices stay
-    without = data.one_of_each_patient(rows[owners != 7].flip(0))
+    without = data.choose_one_per_patient(rows[owners != 7].flip(0))
     assert set(chosen.tolist()) - set(without.tolist()) == {i for i in chosen.tolist() if owners[i] == 7}
     assert set(without.tolist()) < set(chosen.tolist())
 
@@ -302,7 +308,7 @@ def test_a_run_in_mode_sample_is_measured_charged_and_labelled(tmp_path: Path) -
     assert low <= summary["federated_accuracy"][0] <= high
     assert high - low > most - least
     # each site paid for its counts, and the server's upper bound says so
-    entries = Ledger(tmp_path / "runs" / "run" / "sites" / "site-0").entries()
+    entries = Ledger(tmp_path / "runs" / "run" / "sites" / "site-0").read_entries()
     assert [entry.kind for entry in entries] == ["update", "update", "evaluation"]
     unmeasured = compose([e for e in entries if e.kind == "update"], 1e-5).epsilon
     claim = summary["epsilon"]["claim"]
@@ -330,7 +336,7 @@ def test_every_mode_can_be_measured_at_its_sites(
     evaluation = NOISED if privacy["mode"] == "sample" else OF_SITES
     summary = run(tmp_path, privacy=privacy | {}, evaluation=evaluation, **more)
     assert summary["federated_noise"][0] == pytest.approx(std)
-    charged = [e for e in Ledger(tmp_path / "runs" / "run" / "sites" / "site-0").entries()]
+    charged = [e for e in Ledger(tmp_path / "runs" / "run" / "sites" / "site-0").read_entries()]
     (entry,) = [e for e in charged if e.kind == "evaluation"]
     assert entry.unit == ("sample" if privacy["mode"] == "sample" else "site")
     assert entry.trusts_server == (privacy["mode"] == "client_central")
@@ -350,7 +356,7 @@ def test_closed_form_sums_are_measured_too_and_the_claim_names_both(tmp_path: Pa
     path.write_text(yaml.safe_dump(content))
     summary: Any = run_in_process(RunSettings(str(path), runs=str(tmp_path / "runs"), name="run"))
     assert "beside sums, with noise of their own: evaluation" in summary["epsilon"]["claim"]["mechanism"]
-    kinds = [e.kind for e in Ledger(tmp_path / "runs" / "run" / "sites" / "site-0").entries()]
+    kinds = [e.kind for e in Ledger(tmp_path / "runs" / "run" / "sites" / "site-0").read_entries()]
     assert sorted(kinds) == ["evaluation", "evaluation", "statistics", "statistics"]
 
 
@@ -362,11 +368,11 @@ def test_a_cap_that_counts_records_stands_in_the_claim_and_a_share_does_not() ->
 
 def test_words_of_noised_counts_may_be_negative_and_exact_ones_not() -> None:
     cells = np.array([3, -2, 1, 0], dtype=np.int64) * STEPS
-    assert counts_of(cell_words(cells) + cell_words(cells), 2, noised=True) == ([6, -4], [8, -4], [])
+    assert decode_counts(encode_cells(cells) + encode_cells(cells), 2, noised=True) == ([6, -4], [8, -4], [])
     with pytest.raises(ValueError, match="no sum of right answers"):
-        counts_of(cell_words(cells), 2, noised=False)
+        decode_counts(encode_cells(cells), 2, noised=False)
     with pytest.raises(ValueError, match="words: found 4, expected 6"):
-        counts_of(cell_words(cells), 3, noised=True)
+        decode_counts(encode_cells(cells), 3, noised=True)
 
 
 def test_a_server_that_reads_exact_counts_takes_no_negative_ones(tmp_path: Path) -> None:

@@ -14,21 +14,27 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from perennial.foundation.errors import ConfigError, DataError, PrivacyError
-from perennial.learning.analytic.noised import NoisedSums, noised_gaussian
-from perennial.learning.analytic.solve import ridge
+from perennial.learning.analytic.noised import NoisedSums, solve_noised_gaussian
+from perennial.learning.analytic.solve import solve_ridge
 from perennial.learning.analytic.statistics import (
     PRODUCT,
     Collector,
     Statistics,
     read_statistics_file,
-    unpacked,
+    unpack_triangle,
 )
-from perennial.models.feature_maps.projection import GRID, RADIUS_SQUARED, on_grid, within_radius
+from perennial.models.feature_maps.projection import GRID, RADIUS_SQUARED, round_to_grid, shrink_to_radius
 from perennial.privacy.composition import compose
 from perennial.privacy.config import BLOCKS, Blocks, PrivacyConfig
 from perennial.privacy.entries import RECIPIENT, Entry
 from perennial.privacy.noise import Noise
-from perennial.privacy.noised_sums import STEPS, SumsNoise, add_noise_to_sums, replacement, sensitivity
+from perennial.privacy.noised_sums import (
+    STEPS,
+    SumsNoise,
+    add_noise_to_sums,
+    compute_replacement,
+    compute_sensitivity,
+)
 from perennial.strategies.analytic.kept import KeptSums
 from tests.seeded_noise import SeededNoise
 from tests.strategies.test_analytic_runs import experiment, run
@@ -66,7 +72,7 @@ def moved(before: Statistics, after: Statistics, blocks: Blocks) -> float:
     gram = [
         torch.div(part.gram, int(coarse), rounding_mode="trunc") * int(coarse) for part in (before, after)
     ]
-    matrix = unpacked(gram[1] - gram[0], before.width) / RADIUS_SQUARED
+    matrix = unpack_triangle(gram[1] - gram[0], before.width) / RADIUS_SQUARED
     sums = (after.sums - before.sums) / GRID / math.sqrt(RADIUS_SQUARED)
     counts = (after.counts - before.counts).double()
     parts = zip(blocks, (matrix, sums, counts), strict=True)
@@ -81,11 +87,11 @@ def test_one_sample_moves_the_rounded_sums_by_no_more_than_the_sensitivity(
     seed: int, width: int, others: int, blocks: Blocks
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    features = on_grid(torch.randn(others + 1, width, generator=generator))
+    features = round_to_grid(torch.randn(others + 1, width, generator=generator))
     labels = torch.randint(0, 3, (others + 1,), generator=generator)
     with_it, without = collected(features, labels), collected(features[1:], labels[1:])
     found = moved(without, with_it, blocks)
-    assert 0.98 * sensitivity(width, blocks) <= found <= sensitivity(width, blocks)
+    assert 0.98 * compute_sensitivity(width, blocks) <= found <= compute_sensitivity(width, blocks)
 
 
 @settings(max_examples=150, deadline=None)
@@ -107,19 +113,23 @@ def test_replacing_a_sample_moves_the_sums_by_no_more_than_is_charged(
     products = a**2 * float((torch.outer(one, one) - torch.outer(other, other)).square().sum())
     same_class = products + b**2 * float((one - other).square().sum())
     other_class = products + b**2 * float(one.square().sum() + other.square().sum()) + 2 * c**2
-    assert max(same_class, other_class) <= replacement(width, blocks) ** 2
+    assert max(same_class, other_class) <= compute_replacement(width, blocks) ** 2
     if bool((one * other >= 0).all()):
-        assert max(same_class, other_class) <= replacement(width, blocks, signed=False) ** 2
+        assert max(same_class, other_class) <= compute_replacement(width, blocks, signed=False) ** 2
 
 
 def test_replacing_signed_features_costs_more_than_the_root_of_two() -> None:
     """One sample's opposite: nothing in the products tells them apart, and the class's sum moves by 2."""
     opposite = math.sqrt(BLOCKS[1] ** 2 * 4)
-    assert opposite > math.sqrt(2) * sensitivity(1, BLOCKS)
-    assert replacement(0, BLOCKS) == pytest.approx(2.0)
-    assert replacement(0, BLOCKS, signed=False) == pytest.approx(math.sqrt(2.58))
+    assert opposite > math.sqrt(2) * compute_sensitivity(1, BLOCKS)
+    assert compute_replacement(0, BLOCKS) == pytest.approx(2.0)
+    assert compute_replacement(0, BLOCKS, signed=False) == pytest.approx(math.sqrt(2.58))
     # without weights the change of a class moves more than any opposite does
-    assert replacement(0, (1.0, 1.0, 1.0)) == replacement(0, (1.0, 1.0, 1.0), signed=False) == math.sqrt(6)
+    assert (
+        compute_replacement(0, (1.0, 1.0, 1.0))
+        == compute_replacement(0, (1.0, 1.0, 1.0), signed=False)
+        == math.sqrt(6)
+    )
 
 
 def test_a_row_that_rounding_left_too_long_is_shortened() -> None:
@@ -127,12 +137,12 @@ def test_a_row_that_rounding_left_too_long_is_shortened() -> None:
     steps = [45_875, 6_554, 46_341]
     row = torch.tensor([[steps[0], steps[1]], [steps[2], 0]]).double() / GRID
     assert float(row.square().sum(dim=1).max()) > RADIUS_SQUARED
-    shortened = within_radius(row)
+    shortened = shrink_to_radius(row)
     assert float(shortened.square().sum(dim=1).max()) <= RADIUS_SQUARED
     assert torch.equal(shortened * GRID, (shortened * GRID).trunc())
     assert float((shortened - row).abs().max()) < 2**-13
     with pytest.raises(DataError, match="1/sqrt"):
-        within_radius(2 * row)
+        shrink_to_radius(2 * row)
 
 
 @pytest.mark.parametrize("blocks", [BLOCKS, (0.0, 1.0, 0.2), (1.0, 1.0, 1.0)])
@@ -146,13 +156,15 @@ def test_noise_has_the_promised_deviation_in_each_place(blocks: Blocks) -> None:
     )
     std = SumsNoise.of(multiplier, width, blocks, RADIUS_SQUARED)
     # the weighted blocks, features in units of their radius, all have the same noise
-    assert std.sums == pytest.approx(multiplier * sensitivity(width, blocks) / blocks[1] * math.sqrt(0.5))
+    assert std.sums == pytest.approx(
+        multiplier * compute_sensitivity(width, blocks) / blocks[1] * math.sqrt(0.5)
+    )
     assert float((rows / GRID).std()) == pytest.approx(std.sums, rel=0.1)
     assert float((n / STEPS).std()) == pytest.approx(std.counts, rel=0.1)
     assert std.counts * blocks[2] == pytest.approx(std.sums / math.sqrt(0.5) * blocks[1])
     assert len(noised) == (len(gram) if released else 0)
     if released:
-        matrix = unpacked(noised, width)
+        matrix = unpack_triangle(noised, width)
         above = matrix[torch.triu(torch.ones_like(matrix), 1).bool()]
         assert std.gram * blocks[0] == pytest.approx(0.5 * std.counts * blocks[2])
         assert float(above.std()) == pytest.approx(std.gram / math.sqrt(2), rel=0.1)
@@ -246,16 +258,16 @@ def three_classes(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(3, 8, generator=generator) * 2
     labels = torch.randint(0, 3, (count,), generator=generator)
-    return on_grid(centres[labels] + torch.randn(count, 8, generator=generator)), labels
+    return round_to_grid(centres[labels] + torch.randn(count, 8, generator=generator)), labels
 
 
 @pytest.mark.parametrize(("multiplier", "least"), [(1.0, 0.9), (4.0, 0.9), (30.0, 0.4)])
 def test_heads_survive_noise(multiplier: float, least: float) -> None:
     features, labels = three_classes(4000)
     found = noised(collected(features, labels), multiplier)
-    products = found.for_ridge()
+    products = found.prepare_for_ridge()
     assert float(torch.linalg.eigvalsh(products.gram).min()) > -1e-6 * float(products.gram.trace())
-    for head in (noised_gaussian(found), ridge(products, 1e-6)):
+    for head in (solve_noised_gaussian(found), solve_ridge(products, 1e-6)):
         right = float((head.scores(features).argmax(dim=1) == labels).double().mean())
         assert math.isfinite(float(head.weight.sum())) and right >= least
 
@@ -265,15 +277,15 @@ def test_the_head_of_sums_without_noise_is_the_shrunk_gaussian_one() -> None:
     features, labels = three_classes(600)
     sums = collected(features, labels)
     found = noised(sums, 1e-4)
-    counts = found.estimated_counts()
+    counts = found.estimate_counts()
     assert torch.allclose(counts, sums.counts.double(), rtol=1e-4)
     means = sums.sums.double() / GRID / sums.counts[:, None]
-    assert torch.allclose(found.estimated_means(counts), means, atol=1e-3)
+    assert torch.allclose(found.estimate_means(counts), means, atol=1e-3)
     rows = features.double() - means[labels]
     covariance = rows.T @ rows / len(rows)
     covariance += 0.1 * covariance.trace() / 8 * torch.eye(8)
-    assert torch.allclose(found.covariance(counts, means), covariance, atol=1e-4)
-    head = noised_gaussian(found)
+    assert torch.allclose(found.estimate_covariance(counts, means), covariance, atol=1e-4)
+    head = solve_noised_gaussian(found)
     weight = torch.linalg.solve(covariance, means.T).T
     assert torch.allclose(head.weight, weight, rtol=0.02, atol=0.02)
     assert torch.allclose(head.bias, -(means * weight).sum(dim=1) / 2, rtol=0.02, atol=0.02)
@@ -286,18 +298,18 @@ def test_what_noise_explains_is_drawn_towards_the_mean() -> None:
         None, torch.tensor([[4.0, 0], [0, 0]]).double(), torch.tensor([4.0, 0]).double(), 0, one, one
     )
     # spread 4 - 1 = 3: three quarters of the way from the mean 2, and at least min(2, 2)
-    counts = sums.estimated_counts()
+    counts = sums.estimate_counts()
     assert counts.tolist() == [3.5, 2.0]
     # centre 4 / 5.5; apart (4 / 3.5 - centre, 0) and (-centre, 0); what noise explains is 2 / 12.25 and 2 / 4
     centre = 4 / 5.5
     apart = 4 / 3.5 - centre
     first = centre + (1 - 2 / 12.25 / apart**2) * apart
     second = centre - (1 - 0.5 / centre**2) * centre
-    found = sums.estimated_means(counts)
+    found = sums.estimate_means(counts)
     assert torch.allclose(found, torch.tensor([[first, 0.0], [second, 0.0]], dtype=torch.float64))
     assert sums.uncertain.tolist() == [False, True]
     # means alone: the nearest one
-    head = noised_gaussian(sums)
+    head = solve_noised_gaussian(sums)
     middle = torch.tensor([[(first + second) / 2, 5.0]])
     assert float(head.scores(middle).diff().abs()) < 1e-6
 
@@ -313,7 +325,7 @@ def test_a_class_of_which_nothing_was_released_is_never_predicted() -> None:
         sums_noise=found.sums_noise * there,
         counts_noise=found.counts_noise * there,
     )
-    assert not (noised_gaussian(part).scores(features).argmax(dim=1) == 1).any()
+    assert not (solve_noised_gaussian(part).scores(features).argmax(dim=1) == 1).any()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.accountants import ORDERS, make_accountant
-from perennial.privacy.protection import effective_multiplier
+from perennial.privacy.protection import compute_effective_multiplier
 
 # (noise multiplier, sample rate, steps): epsilon at delta 1e-5 by Opacus RDP, PRV, dp-accounting RDP, PLD
 ANCHORS = {
@@ -115,7 +115,7 @@ def test_epsilon_is_monotone(noise: float, steps: int, more: int, factor: float)
 
 def test_site_noise_counts_half() -> None:
     """client_local(sigma) is a Gaussian with sigma / 2: replacing a site's data moves its update by 2 C."""
-    local = epsilon("prv", (effective_multiplier("client_local", 8.0), 1.0, 50))
+    local = epsilon("prv", (compute_effective_multiplier("client_local", 8.0), 1.0, 50))
     assert local == epsilon("prv", (4.0, 1.0, 50)) == pytest.approx(8.606, rel=0.01)
     assert local > 1.9 * epsilon("prv", (8.0, 1.0, 50))
 

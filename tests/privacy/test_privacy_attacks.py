@@ -12,10 +12,10 @@ from perennial.foundation.streams import stream
 from perennial.privacy.attacks import (
     infer_labels,
     invert_gradient,
-    likelihood_ratio,
-    loss_threshold,
-    strength,
-    structural_similarity,
+    measure_similarity,
+    measure_strength,
+    run_likelihood_ratio,
+    run_loss_threshold,
 )
 from perennial.privacy.protection import protect_update
 from tests.seeded_noise import SeededNoise
@@ -62,12 +62,12 @@ def gradient_of(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
 class TestSimilarity:
     def test_equal_images_and_negatives(self, digits: tuple[Tensor, Tensor]) -> None:
         images = digits[0][:5]
-        assert structural_similarity(images, images).tolist() == pytest.approx([1.0] * 5, abs=1e-6)
-        assert structural_similarity(images, 1 - images).max().item() < 0
+        assert measure_similarity(images, images).tolist() == pytest.approx([1.0] * 5, abs=1e-6)
+        assert measure_similarity(images, 1 - images).max().item() < 0
 
     def test_different_shapes_are_refused(self) -> None:
         with pytest.raises(ValueError, match="expected equal"):
-            structural_similarity(torch.zeros(1, 1, 8, 8), torch.zeros(2, 1, 8, 8))
+            measure_similarity(torch.zeros(1, 1, 8, 8), torch.zeros(2, 1, 8, 8))
 
 
 class TestGradientInversion:
@@ -107,21 +107,21 @@ class TestGradientInversion:
             }
         generator = torch.Generator().manual_seed(victim)
         inversion = invert_gradient(model, gradient, (1, 8, 8), generator, steps=150)
-        return structural_similarity(inversion.images, x).item(), bool((inversion.labels == y).all())
+        return measure_similarity(inversion.images, x).item(), bool((inversion.labels == y).all())
 
 
 class TestMembership:
     def test_guessing_and_certainty(self) -> None:
         draws = torch.randn(2, 4000, generator=torch.Generator().manual_seed(0))
-        guessing = strength(draws[0], draws[1])
+        guessing = measure_strength(draws[0], draws[1])
         assert guessing.auc == pytest.approx(0.5, abs=0.03)
         assert guessing.tpr_at_1_percent_fpr < 0.03
-        sure = strength(draws[0] + 100, draws[1])
+        sure = measure_strength(draws[0] + 100, draws[1])
         assert (sure.auc, sure.tpr_at_1_percent_fpr) == (1.0, 1.0)
 
     def test_by_hand(self) -> None:
         """Of 3 x 2 pairs the member is above in 4 and equal in 1; one of three is above all non-members."""
-        found = strength(torch.tensor([3.0, 2.0, 0.5]), torch.tensor([2.0, 1.0]))
+        found = measure_strength(torch.tensor([3.0, 2.0, 0.5]), torch.tensor([2.0, 1.0]))
         assert found.auc == pytest.approx((2 + 1.5 + 0) / 6)
         assert found.tpr_at_1_percent_fpr == pytest.approx(1 / 3)
 
@@ -148,12 +148,12 @@ class TestMembership:
             logits, labels = answers(of)
             return F.cross_entropy(logits, labels, reduction="none")
 
-        by_loss = loss_threshold(losses(members), losses(others))
-        by_ratio = likelihood_ratio(answers(members), answers(others), answers(reference))
+        by_loss = run_loss_threshold(losses(members), losses(others))
+        by_ratio = run_likelihood_ratio(answers(members), answers(others), answers(reference))
         assert by_loss.auc > 0.65
         assert by_ratio.auc > 0.65
         split = len(others) // 2
-        nothing = likelihood_ratio(answers(others[:split]), answers(others[split:]), answers(reference))
+        nothing = run_likelihood_ratio(answers(others[:split]), answers(others[split:]), answers(reference))
         assert nothing.auc == pytest.approx(0.5, abs=0.1)
 
     def test_the_ratio_beats_the_loss_where_classes_differ(self) -> None:
@@ -169,9 +169,9 @@ class TestMembership:
             return logits, labels
 
         members, others, reference = answers(3.0), answers(0.0), answers(0.0)
-        plain = loss_threshold(
+        plain = run_loss_threshold(
             F.cross_entropy(*members, reduction="none"), F.cross_entropy(*others, reduction="none")
         )
-        ratio = likelihood_ratio(members, others, reference)
+        ratio = run_likelihood_ratio(members, others, reference)
         assert ratio.auc > 0.95
         assert ratio.tpr_at_1_percent_fpr > plain.tpr_at_1_percent_fpr + 0.2

@@ -15,7 +15,11 @@ from torch import Tensor, nn
 from perennial.foundation.streams import stream
 from perennial.privacy.accountants import make_accountant
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.protection import central_noise_std, effective_multiplier, protect_update
+from perennial.privacy.protection import (
+    compute_central_noise_std,
+    compute_effective_multiplier,
+    protect_update,
+)
 from perennial.privacy.sample_level import PrivateGradient
 from tests.privacy.distinguishing import audit, clopper_pearson
 from tests.seeded_noise import SeededNoise
@@ -112,19 +116,19 @@ def test_client_local_keeps_its_claim_and_needs_the_factor_two() -> None:
     """Accounted with sigma instead of sigma / 2 the claim would be below what the attack proves."""
     sigma, runs = 1.0, 2500
     found = floor(local_scores(1, sigma, runs), local_scores(-1, sigma, runs))
-    assert claimed(sigma) < found < claimed(effective_multiplier("client_local", sigma))
+    assert claimed(sigma) < found < claimed(compute_effective_multiplier("client_local", sigma))
 
 
 def test_client_central_keeps_its_claim_whatever_the_weights() -> None:
     weights, sigma, runs = [0.9, 0.05, 0.05], 1.0, 20_000
-    std = central_noise_std(1.0, sigma, max(weights))
+    std = compute_central_noise_std(1.0, sigma, max(weights))
     found = floor(central_scores(True, std, weights, runs), central_scores(False, std, weights, runs))
     assert 1.0 < found < claimed(sigma)
 
 
 def test_noise_for_equal_weights_is_caught_under_unequal_ones() -> None:
     weights, sigma, runs = [0.9, 0.05, 0.05], 1.0, 20_000
-    std = central_noise_std(1.0, sigma, 1 / len(weights))
+    std = compute_central_noise_std(1.0, sigma, 1 / len(weights))
     found = floor(central_scores(True, std, weights, runs), central_scores(False, std, weights, runs))
     assert found > claimed(sigma)
 

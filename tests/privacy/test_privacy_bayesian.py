@@ -9,7 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perennial.foundation.errors import PrivacyError
-from perennial.privacy.bayesian import ORDERS, BayesianAccountant, invocation_cost, scaled_divergence
+from perennial.privacy.bayesian import (
+    ORDERS,
+    BayesianAccountant,
+    compute_scaled_divergence,
+    estimate_invocation_cost,
+)
 
 distances = st.lists(st.floats(0.0, 2.0), min_size=3, max_size=20)
 
@@ -25,8 +30,8 @@ def run(
 
 def test_equal_distances_by_hand() -> None:
     """lambda (lambda + 1) d^2 / (2 s^2) = 4 * 5 / 8."""
-    assert invocation_cost([1.0] * 5, 2.0, 1.0, 4, 1, failure_probability=None) == 2.5
-    assert invocation_cost([1.0] * 5, 2.0, 1.0, 4, 1, failure_probability=0.05) == pytest.approx(
+    assert estimate_invocation_cost([1.0] * 5, 2.0, 1.0, 4, 1, failure_probability=None) == 2.5
+    assert estimate_invocation_cost([1.0] * 5, 2.0, 1.0, 4, 1, failure_probability=0.05) == pytest.approx(
         2.5, abs=1e-12
     )
 
@@ -43,14 +48,16 @@ def test_subsampled_divergence_against_the_plain_sum() -> None:
                     for k in range(order + 2)
                 )
             )
-            found = scaled_divergence(np.array([math.sqrt(0.5)]), 1.0, rate, order)[0]
+            found = compute_scaled_divergence(np.array([math.sqrt(0.5)]), 1.0, rate, order)[0]
             assert found == pytest.approx(expected, rel=1e-10)
 
 
 def test_full_sampling_is_the_limit_of_subsampling() -> None:
     for order in (1, 5, 64):
-        limit = scaled_divergence(np.array([0.7]), 1.5, 1 - 1e-12, order)[0]
-        assert limit == pytest.approx(scaled_divergence(np.array([0.7]), 1.5, 1.0, order)[0], rel=1e-6)
+        limit = compute_scaled_divergence(np.array([0.7]), 1.5, 1 - 1e-12, order)[0]
+        assert limit == pytest.approx(
+            compute_scaled_divergence(np.array([0.7]), 1.5, 1.0, order)[0], rel=1e-6
+        )
 
 
 @settings(deadline=None)
@@ -61,10 +68,10 @@ def test_cost_rises_with_every_distance(values: list[float], data: st.DataObject
     raised[position] += data.draw(st.floats(0.01, 1.0))
 
     def bare(of: list[float]) -> float:
-        return invocation_cost(of, 2.0, 0.5, 3, 4, failure_probability=None)
+        return estimate_invocation_cost(of, 2.0, 0.5, 3, 4, failure_probability=None)
 
     assert bare(raised) > bare(values) - 1e-12
-    assert invocation_cost(values, 2.0, 0.5, 3, 4, failure_probability=1e-3) >= bare(values) - 1e-12
+    assert estimate_invocation_cost(values, 2.0, 0.5, 3, 4, failure_probability=1e-3) >= bare(values) - 1e-12
 
 
 def test_all_distances_at_the_clip_norm_are_the_worst_case() -> None:
@@ -78,7 +85,11 @@ def test_measured_values() -> None:
     """Distances Gamma(4, 0.05): bare mean, with the bound, and with all at the largest observed one."""
     values = np.minimum(np.random.Generator(np.random.PCG64(0)).gamma(4, 0.05, 200), 1.0)
     bare = min(
-        (50 * invocation_cost(values, 4.0, 1.0, order, 50, failure_probability=None) - math.log(1e-5)) / order
+        (
+            50 * estimate_invocation_cost(values, 4.0, 1.0, order, 50, failure_probability=None)
+            - math.log(1e-5)
+        )
+        / order
         for order in ORDERS
     )
     assert bare == pytest.approx(4.53, rel=0.01)

@@ -7,10 +7,10 @@ from scipy.stats import norm
 
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.accountants import (
-    digest_l1_sensitivity,
-    digest_l2_sensitivity,
-    gaussian_multiplier,
+    compute_digest_l1_sensitivity,
+    compute_digest_l2_sensitivity,
     make_accountant,
+    solve_gaussian_multiplier,
 )
 from perennial.privacy.budget import Budget, Solved
 from perennial.privacy.config import AccountantName
@@ -78,7 +78,7 @@ def test_a_budget_that_nothing_reaches_is_refused() -> None:
 
 @pytest.mark.parametrize(("epsilon", "expected"), [(1.0, 3.731), (2.0, 1.994), (4.0, 1.081), (8.0, 0.600)])
 def test_analytic_gaussian_anchors(epsilon: float, expected: float) -> None:
-    multiplier = gaussian_multiplier(epsilon, 1e-5)
+    multiplier = solve_gaussian_multiplier(epsilon, 1e-5)
     assert multiplier == pytest.approx(expected, abs=6e-4)
     mu = 1 / multiplier
     delta = norm.cdf(mu / 2 - epsilon / mu) - pow(2.718281828459045, epsilon) * norm.cdf(
@@ -88,25 +88,25 @@ def test_analytic_gaussian_anchors(epsilon: float, expected: float) -> None:
 
 
 def test_analytic_gaussian_is_what_prv_charges_for_it() -> None:
-    assert make_accountant("prv", [(gaussian_multiplier(4.0, 1e-5), 1.0, 1)]).epsilon(1e-5) == pytest.approx(
-        4.0, abs=0.02
-    )
+    assert make_accountant("prv", [(solve_gaussian_multiplier(4.0, 1e-5), 1.0, 1)]).epsilon(
+        1e-5
+    ) == pytest.approx(4.0, abs=0.02)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 1e-5), (-1.0, 1e-5), (1.0, 0.0), (1.0, 1.0)])
 def test_analytic_gaussian_refuses_what_no_noise_gives(epsilon: float, delta: float) -> None:
     with pytest.raises(PrivacyError):
-        gaussian_multiplier(epsilon, delta)
+        solve_gaussian_multiplier(epsilon, delta)
 
 
 def test_digest_claims_by_hand() -> None:
     """Laplace scale tau / 100 on 256 features of a mixture of 4: a nominal 0.005 is an honest 6400."""
-    sensitivity = digest_l1_sensitivity(length=256, largest_value=1.0, largest_weight=0.25)
+    sensitivity = compute_digest_l1_sensitivity(length=256, largest_value=1.0, largest_weight=0.25)
     assert sensitivity / 0.01 == pytest.approx(6400)
-    assert digest_l2_sensitivity(1.0, 0.25, non_negative=False) * gaussian_multiplier(
+    assert compute_digest_l2_sensitivity(1.0, 0.25, non_negative=False) * solve_gaussian_multiplier(
         8.0, 1e-5
     ) == pytest.approx(0.30, abs=0.002)
-    assert digest_l2_sensitivity(1.0, 0.25, non_negative=True) == pytest.approx(0.3536, abs=1e-4)
+    assert compute_digest_l2_sensitivity(1.0, 0.25, non_negative=True) == pytest.approx(0.3536, abs=1e-4)
 
 
 @pytest.mark.parametrize("missing", ["noise_multiplier", "sample_rate", "steps", "delta"])

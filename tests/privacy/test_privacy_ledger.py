@@ -35,7 +35,7 @@ def charged(folder: Path, count: int) -> Ledger:
 
 def test_no_file_costs_nothing(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "absent")
-    assert ledger.entries() == ()
+    assert ledger.read_entries() == ()
     assert ledger.cost(1e-5).epsilon == 0.0
     assert not ledger.path.exists()
 
@@ -43,7 +43,7 @@ def test_no_file_costs_nothing(tmp_path: Path) -> None:
 def test_charges_compose_over_runs_and_restarts(tmp_path: Path) -> None:
     charged(tmp_path, 50)
     again = Ledger(tmp_path)
-    assert [entry.run for entry in again.entries()] == [f"run-{index}" for index in range(50)]
+    assert [entry.run for entry in again.read_entries()] == [f"run-{index}" for index in range(50)]
     cost = again.cost(1e-5)
     assert cost.epsilon == pytest.approx(8.606, rel=0.01)
     assert (cost.unit, cost.relation, cost.releases, cost.trusts_server) == ("site", "replace", 50, False)
@@ -74,7 +74,7 @@ def test_every_field_comes_back(tmp_path: Path) -> None:
     ]
     for entry in entries:
         ledger.charge(entry)
-    assert [entry.to_json() | {"time": ""} for entry in ledger.entries()] == [
+    assert [entry.to_json() | {"time": ""} for entry in ledger.read_entries()] == [
         entry.to_json() | {"time": ""} for entry in entries
     ]
 
@@ -153,9 +153,9 @@ def test_kill_between_charge_and_send_leaves_the_charge(tmp_path: Path) -> None:
     assert run.returncode == -signal.SIGKILL
     sent = len(run.stdout.splitlines())
     assert sent == 2
-    assert len(Ledger(tmp_path).entries()) == 3 >= sent
+    assert len(Ledger(tmp_path).read_entries()) == 3 >= sent
     charged(tmp_path, 1)
-    assert len(Ledger(tmp_path).entries()) == 4
+    assert len(Ledger(tmp_path).read_entries()) == 4
 
 
 REPEATED = """
@@ -181,7 +181,7 @@ def test_kill_at_any_moment_never_under_counts(tmp_path: Path) -> None:
             process.kill()
             left += len(process.read_lines())
         # each kill may fall between a charge and the line that says that it left
-        assert left <= len(Ledger(tmp_path).entries()) <= left + kills
+        assert left <= len(Ledger(tmp_path).read_entries()) <= left + kills
 
 
 @pytest.mark.parametrize("kept", [1, 40, 200])
@@ -191,9 +191,9 @@ def test_a_torn_line_is_repaired_with_a_note(tmp_path: Path, kept: int) -> None:
     charged(tmp_path, 1)
     ledger.path.write_bytes(ledger.path.read_bytes()[: len(whole) + kept])
     ledger.beside.write_bytes(tip)  # a crash in the middle of a line comes before the tip
-    assert len(ledger.entries()) == 2
+    assert len(ledger.read_entries()) == 2
     ledger.charge(update("after"))
-    assert [entry.run for entry in ledger.entries()] == ["run-0", "run-1", "after"]
+    assert [entry.run for entry in ledger.read_entries()] == ["run-0", "run-1", "after"]
     notes = [json.loads(line) for line in ledger.path.read_text().splitlines()]
     assert len([note for note in notes if "repair" in note]) == 1
     assert ledger.path.read_bytes().startswith(whole)
@@ -205,7 +205,7 @@ def test_an_edited_line_is_noticed(tmp_path: Path, line: int) -> None:
     lines = ledger.path.read_text().splitlines(keepends=True)
     lines[line] = lines[line].replace('"noise_multiplier":4.0', '"noise_multiplier":9.0')
     ledger.path.write_text("".join(lines))
-    for use in (ledger.entries, lambda: ledger.charge(update()), lambda: ledger.cost(1e-5)):
+    for use in (ledger.read_entries, lambda: ledger.charge(update()), lambda: ledger.cost(1e-5)):
         with pytest.raises(StateError, match=f"line {line + 2} does not follow"):
             use()
 
@@ -261,9 +261,9 @@ def test_full_disk_stops_the_release(tmp_path: Path) -> None:
     assert "must not leave" in message
     assert len(left) >= 1
     ledger = Ledger(tmp_path)
-    assert len(ledger.entries()) == len(left)
+    assert len(ledger.read_entries()) == len(left)
     ledger.charge(update())
-    assert len(ledger.entries()) == len(left) + 1
+    assert len(ledger.read_entries()) == len(left) + 1
 
 
 def test_a_folder_that_cannot_be_written_stops_the_release(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(Ledger(tmp_path).entries()) == 40
+    assert len(Ledger(tmp_path).read_entries()) == 40
 
 
 def test_two_writers_cannot_both_take_what_is_left_for_one(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_two_writers_cannot_both_take_what_is_left_for_one(tmp_path: Path) -> No
         thread.start()
     for thread in threads:
         thread.join()
-    assert (len(refused), len(Ledger(tmp_path).entries())) == (3, 1)
+    assert (len(refused), len(Ledger(tmp_path).read_entries())) == (3, 1)
 
 
 def test_a_held_ledger_is_not_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def run(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def charged(folder: Path) -> dict[str, int]:
     sites = folder / "runs" / "small" / "sites"
-    return {path.name: len(Ledger(path).entries()) for path in sorted(sites.glob("site-*"))}
+    return {path.name: len(Ledger(path).read_entries()) for path in sorted(sites.glob("site-*"))}
 
 
 def test_central_noise_is_charged_at_the_sites_and_counted_at_the_server(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_central_noise_is_charged_at_the_sites_and_counted_at_the_server(tmp_pat
     assert epsilon["per_site"] == {f"site-{k}": pytest.approx(expected) for k in range(4)}
     assert epsilon["claim"]["adversary"].endswith("the server is trusted")
     assert charged(tmp_path) == {f"site-{k}": 4 for k in range(4)}
-    (entry, *_) = Ledger(tmp_path / "runs/small/sites/site-0").entries()
+    (entry, *_) = Ledger(tmp_path / "runs/small/sites/site-0").read_entries()
     assert entry.trusts_server and entry.noise_multiplier == 2.0
 
 
@@ -134,7 +134,7 @@ def test_the_server_measures_again_what_sites_were_told_to_clip() -> None:
     assert central is not None
     told = context({"w": torch.zeros(1)}).request
     told = replace(told, max_update_norm=central.max_update_norm)
-    assert FedAvg().context(cast(Any, None), told).max_update_norm == pytest.approx(0.5, rel=1e-4)
+    assert FedAvg().build_context(cast(Any, None), told).max_update_norm == pytest.approx(0.5, rel=1e-4)
 
 
 def test_a_round_repeated_after_a_kill_is_answered_and_charged_once(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_sample_mode_accounts_every_step_and_tells_no_count(tmp_path: Path) -> N
     assert summary["epsilon"]["value"] == pytest.approx(expected)
     assert summary["epsilon"]["unit"] == "sample"
     assert {site["samples"] for site in summary["sites"].values()} == {1}
-    (entry, *_) = Ledger(tmp_path / "runs/small/sites/site-0").entries()
+    (entry, *_) = Ledger(tmp_path / "runs/small/sites/site-0").read_entries()
     assert (entry.unit, entry.sample_rate, entry.steps) == ("sample", 0.25, 4)
 
 
@@ -260,19 +260,19 @@ UPDATE = Entry(
 
 def test_asked_minus_refused_is_what_is_counted(tmp_path: Path) -> None:
     releases = Releases(tmp_path)
-    assert releases.charged() == {}
+    assert releases.list_charged() == {}
     releases.asked(1, ["a", "b"], [UPDATE])
     releases.refused(1, ["b"], [UPDATE])
     releases.asked(2, ["a", "b"], [UPDATE])
-    assert releases.charged() == {"a": [UPDATE] * 2, "b": [UPDATE]}
+    assert releases.list_charged() == {"a": [UPDATE] * 2, "b": [UPDATE]}
     with releases.path.open("ab") as file:
         file.write(b'{"round": 3, "ask')
-    assert releases.charged() == {"a": [UPDATE] * 2, "b": [UPDATE]}
+    assert releases.list_charged() == {"a": [UPDATE] * 2, "b": [UPDATE]}
     releases.asked(3, ["a"], [UPDATE])
-    assert releases.charged() == {"a": [UPDATE] * 3, "b": [UPDATE]}
+    assert releases.list_charged() == {"a": [UPDATE] * 3, "b": [UPDATE]}
     releases.path.write_bytes(b"damage\n" + releases.path.read_bytes())
     with pytest.raises(StateError, match="line 1"):
-        releases.charged()
+        releases.list_charged()
 
 
 def test_what_is_sent_again_is_counted_once_and_other_kinds_are_no_rounds(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_what_is_sent_again_is_counted_once_and_other_kinds_are_no_rounds(tmp_pa
         releases.refused(1, ["c"], [digest, digest], once="digest-1")
     releases.asked(2, ["a"], [digest, digest], once="digest-2")
     # b said no once: what it did the other times may have left
-    assert releases.charged() == {"a": [digest] * 4, "b": [digest] * 2, "c": []}
+    assert releases.list_charged() == {"a": [digest] * 4, "b": [digest] * 2, "c": []}
 
 
 @pytest.mark.parametrize(
@@ -294,4 +294,4 @@ def test_a_line_that_is_none_of_ours_is_damage(tmp_path: Path, line: str) -> Non
     releases = Releases(tmp_path)
     releases.path.write_text(line + "\n")
     with pytest.raises(StateError, match="line 1 is damaged"):
-        releases.charged()
+        releases.list_charged()

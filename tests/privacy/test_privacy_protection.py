@@ -13,10 +13,10 @@ from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.privacy.noise import Noise
 from perennial.privacy.protection import (
-    central_noise_std,
     clip,
     clip_tensors,
-    effective_multiplier,
+    compute_central_noise_std,
+    compute_effective_multiplier,
     protect_update,
 )
 from tests.seeded_noise import SeededNoise
@@ -101,7 +101,7 @@ def test_central_noise_is_sized_for_the_largest_weight() -> None:
     """Weights 900/50/50: noise for the mean weight has 0.37 of the stated multiplier, for the largest all."""
     samples = [900, 50, 50]
     largest = max(samples) / sum(samples)
-    std = central_noise_std(clip_norm=2.0, noise_multiplier=1.5, largest_weight=largest)
+    std = compute_central_noise_std(clip_norm=2.0, noise_multiplier=1.5, largest_weight=largest)
     most_one_site_can_move = largest * 2.0
     assert std / most_one_site_can_move == pytest.approx(1.5)
     sized_for_equal_weights = 1.5 * 2.0 / len(samples)
@@ -111,12 +111,12 @@ def test_central_noise_is_sized_for_the_largest_weight() -> None:
 @pytest.mark.parametrize(("clip_norm", "weight"), [(0.0, 0.5), (1.0, 0.0), (1.0, -0.1), (1.0, float("nan"))])
 def test_central_noise_needs_both_bounds(clip_norm: float, weight: float) -> None:
     with pytest.raises(PrivacyError):
-        central_noise_std(clip_norm, 1.0, weight)
+        compute_central_noise_std(clip_norm, 1.0, weight)
 
 
 def test_effective_multiplier_of_each_mode() -> None:
-    assert effective_multiplier("client_local", 3.0) == 1.5
-    assert effective_multiplier("client_central", 3.0) == 3.0
-    assert effective_multiplier("sample", 3.0) == 3.0
+    assert compute_effective_multiplier("client_local", 3.0) == 1.5
+    assert compute_effective_multiplier("client_central", 3.0) == 3.0
+    assert compute_effective_multiplier("sample", 3.0) == 3.0
     with pytest.raises(PrivacyError):
-        effective_multiplier("none", 3.0)
+        compute_effective_multiplier("none", 3.0)

@@ -13,7 +13,7 @@ from perennial.foundation.streams import stream
 from perennial.privacy import sample_level
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import Noise
-from perennial.privacy.sample_level import PrivateGradient, poisson_batches
+from perennial.privacy.sample_level import PrivateGradient, draw_poisson_batches
 from tests.seeded_noise import SeededNoise
 
 
@@ -102,7 +102,7 @@ def test_a_sample_without_a_finite_gradient_counts_as_zero(
         return F.cross_entropy(model(x[indices]), y[indices], reduction="none")
 
     with PrivateGradient(model, privacy, 1.0, Noise()) as private:
-        norms = private.clipped_norms(torch.arange(6), losses)
+        norms = private.measure_clipped_norms(torch.arange(6), losses)
         private.compute(torch.arange(6), losses)
         with_it = flat(model).clone()
         private.compute(torch.arange(5), lambda rows: losses(torch.tensor(others)[rows]))
@@ -242,7 +242,7 @@ def test_wrong_uses_are_refused() -> None:
 def test_poisson_batches_draw_each_sample_on_its_own() -> None:
     source = SeededNoise(stream(5, "poisson"))
     presence = torch.zeros(400, 200)
-    for step, batch in enumerate(poisson_batches(200, 0.05, 400, source)):
+    for step, batch in enumerate(draw_poisson_batches(200, 0.05, 400, source)):
         presence[step, batch] = 1
     sizes = presence.sum(dim=1)
     deviation = math.sqrt(200 * 0.05 * 0.95)
@@ -253,9 +253,9 @@ def test_poisson_batches_draw_each_sample_on_its_own() -> None:
 
 def test_poisson_batches_at_the_ends() -> None:
     source = Noise()
-    assert all(len(batch) == 7 for batch in poisson_batches(7, 1.0, 3, source))
-    assert [len(batch) for batch in poisson_batches(1, 1e-9, 3, source)] == [0, 0, 0]
-    assert [len(batch) for batch in poisson_batches(0, 0.5, 2, source)] == [0, 0]
+    assert all(len(batch) == 7 for batch in draw_poisson_batches(7, 1.0, 3, source))
+    assert [len(batch) for batch in draw_poisson_batches(1, 1e-9, 3, source)] == [0, 0, 0]
+    assert [len(batch) for batch in draw_poisson_batches(0, 0.5, 2, source)] == [0, 0]
     for rate in (0.0, 1.1):
         with pytest.raises(PrivacyError):
-            next(poisson_batches(5, rate, 1, source))
+            next(draw_poisson_batches(5, rate, 1, source))

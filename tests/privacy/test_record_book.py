@@ -13,7 +13,7 @@ from perennial.foundation.errors import PrivacyError, StateError
 from perennial.privacy.composition import compose
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
-from perennial.privacy.record_book import Ids, RecordBook, as_ids, times
+from perennial.privacy.record_book import Ids, RecordBook, as_ids, count_times
 from tests.privacy.budgets import budget_for
 
 KEY = bytes(32)
@@ -50,8 +50,8 @@ def charge(folder: Path, entry: Entry, names: str) -> Entry:
 
 def held(folder: Path, task: int, names: str, scope: str = "one") -> dict[str, list[list[int]]]:
     """How often the sets of the run's other tasks hold each of these."""
-    found = RecordBook(folder, KEY).other_parts(release(task, scope), Ledger(folder).totals())
-    return {part: [times(each, ids(names)).tolist() for each in sets] for part, sets in found.items()}
+    found = RecordBook(folder, KEY).read_other_parts(release(task, scope), Ledger(folder).totals())
+    return {part: [count_times(each, ids(names)).tolist() for each in sets] for part, sets in found.items()}
 
 
 def test_a_set_says_how_often_each_content_was_there(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_set_says_how_often_each_content_was_there(tmp_path: Path) -> None:
     charge(tmp_path, release(1, "other run"), "abc")
     assert held(tmp_path, 2, "abcx") == {"one/task 1": [[3, 1, 0, 1], [0, 1, 0, 0]], "one/task 3": [[0] * 4]}
     assert held(tmp_path, 1, "ac", "other run") == {}
-    assert RecordBook(tmp_path, KEY).other_parts(release(1, part=""), Ledger(tmp_path).totals()) == {}
+    assert RecordBook(tmp_path, KEY).read_other_parts(release(1, part=""), Ledger(tmp_path).totals()) == {}
 
 
 @pytest.mark.parametrize("lost", ["book", "set", "changed set", "older book"])
@@ -86,7 +86,7 @@ def test_a_task_whose_records_are_not_known_keeps_the_others_back(lost: str, tmp
 
 def test_a_kill_before_the_ledger_s_line_leaves_a_set_and_no_charge(tmp_path: Path) -> None:
     RecordBook(tmp_path, KEY).note(release(1), ids("a"))
-    assert Ledger(tmp_path).entries() == () and held(tmp_path, 2, "a") == {"one/task 1": [[1]]}
+    assert Ledger(tmp_path).read_entries() == () and held(tmp_path, 2, "a") == {"one/task 1": [[1]]}
 
 
 def test_a_set_that_cannot_be_stored_is_an_error(tmp_path: Path) -> None:
@@ -125,7 +125,9 @@ def ordered(first: int) -> Experiment:
 
 def releases_of_one_class() -> list[Entry]:
     """Class 0 is in task 1 of the first experiment, task 10 of the second, and so on: ten releases of it."""
-    return [charges.sums(ordered(first), f"{first:016x}", 1 + (0 - first) % 10).entry for first in range(10)]
+    return [
+        charges.price_sums(ordered(first), f"{first:016x}", 1 + (0 - first) % 10).entry for first in range(10)
+    ]
 
 
 def test_ten_orders_of_one_class_cost_ten_releases(tmp_path: Path) -> None:
@@ -149,12 +151,12 @@ def test_the_limit_notices_another_order(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match="max_epsilon"):
         ledger.charge(second, limit)
     # tasks of the run that has released already hold other records
-    ledger.charge(charges.sums(ordered(0), first.run, 2).entry, limit)
+    ledger.charge(charges.price_sums(ordered(0), first.run, 2).entry, limit)
 
 
 def test_a_run_s_token_is_no_proof_that_the_experiment_is_the_same(tmp_path: Path) -> None:
     """The server draws the token, so two experiments can have one."""
-    same_token = [charges.sums(ordered(first), "0" * 16, 1 + first).entry for first in range(2)]
+    same_token = [charges.price_sums(ordered(first), "0" * 16, 1 + first).entry for first in range(2)]
     assert (
         compose(same_token, DISJOINT_PARTS_DELTA).epsilon
         == compose([same_token[0]] * 2, DISJOINT_PARTS_DELTA).epsilon
@@ -165,7 +167,7 @@ def test_lines_of_the_first_version_count_for_every_record(tmp_path: Path) -> No
     """They name a task and no run, so nothing says what is disjoint."""
 
     def old(task: int) -> Entry:
-        found = charges.sums(ordered(0), "0" * 16, task).entry
+        found = charges.price_sums(ordered(0), "0" * 16, task).entry
         return Entry.from_json(found.to_json() | {"part": f"task {task}"})
 
     assert (

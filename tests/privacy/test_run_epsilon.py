@@ -130,12 +130,12 @@ def test_ledger_and_record_have_the_same_entries(changes: dict[str, Any], kind: 
     assert recorded
     for site in ("site-0", "site-2"):
         ledger = Ledger(folder / "sites" / site)
-        entries = [entry.to_json() for entry in ledger.entries() if entry.kind == kind]
+        entries = [entry.to_json() for entry in ledger.read_entries() if entry.kind == kind]
         charged = {json.dumps({k: v for k, v in e.items() if k != "time"}, sort_keys=True) for e in entries}
         assert charged == recorded
 
 
 def test_an_unprotected_vector_is_charged_as_such() -> None:
     experiment = Experiment.model_validate(SETTINGS)
-    assert charges.sparsity(experiment, "r", None).entry.mechanism == "unprotected"
-    assert charges.in_the_clear(experiment, "r", "metrics").entry.kind == "metrics"
+    assert charges.price_sparsity(experiment, "r", None).entry.mechanism == "unprotected"
+    assert charges.price_clear_release(experiment, "r", "metrics").entry.kind == "metrics"

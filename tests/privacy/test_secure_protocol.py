@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
-from perennial.privacy.secure.keys import PRIME, Words, add_masks, agree, derive, join, new_secret, split
-from perennial.privacy.secure.roster import Parameters, Peer, peers_hash, roster_hash
+from perennial.privacy.secure.keys import PRIME, Words, add_masks, agree, derive, draw_secret, join, split
+from perennial.privacy.secure.roster import Parameters, Peer, hash_peers, hash_roster
 from perennial.privacy.secure.server_session import ServerSession
 from perennial.privacy.secure.site_session import SiteSession
 from tests.privacy.secure_sites import (
@@ -62,13 +62,13 @@ def test_sum_has_the_same_words_as_without_masks(sites: int, colluders: int):
 def test_every_pattern_of_drop_outs_ends_in_the_right_sum_or_in_a_named_skip(sites: int, colluders: int):
     federation = MaskedFederation(sites, Parameters(colluders), kill=True)
     values = random_values(federation.names, 5)
-    needed = Parameters(colluders).survivors_needed
+    needed = Parameters(colluders).count_survivors_needed
     opened = 0
     # the phase in which each site falls silent; 4: never
     for falls in product(range(5), repeat=sites):
         phases = [[n for n, at in zip(federation.names, falls, strict=True) if at > p] for p in range(4)]
         found = run_attempt(federation, values, 1, phases)
-        threshold = Parameters(colluders).threshold(sites)
+        threshold = Parameters(colluders).compute_threshold(sites)
         roster, survivors = len(phases[0]), len(phases[1])
         fine = survivors >= max(needed(roster), threshold) and len(phases[3]) >= threshold
         if isinstance(found, str):
@@ -212,7 +212,7 @@ def test_sealed_shares_that_were_changed_or_swapped_are_left_out():
     federation = MaskedFederation(3, Parameters(0))
     sessions, server = _masked(federation)
     name, one, two = federation.names
-    shares = server.shares_for(name)
+    shares = server.select_shares(name)
     broken = shares[one][:-2] + ("00" if shares[one][-2:] != "00" else "01")
     keys = federation.cipher[name], federation.identity[name]
     sessions[name].sign(server.survivors, {one: broken, two: shares[two]}, *keys)
@@ -238,7 +238,7 @@ def test_false_shares_are_noticed():
 def test_peer_that_nobody_introduced_or_trusts_is_refused():
     federation = MaskedFederation(3, Parameters(0))
     name = federation.names[0]
-    stranger = Peer.introduce(federation.names[1], new_secret(), new_secret(), RUN, 2)
+    stranger = Peer.introduce(federation.names[1], draw_secret(), draw_secret(), RUN, 2)
     peers = [federation.peers[0], stranger, federation.peers[2]]
     keys = (federation.cipher[name], federation.identity[name])
     with pytest.raises(ProtocolError, match="not signed by its identity"):
@@ -248,7 +248,7 @@ def test_peer_that_nobody_introduced_or_trusts_is_refused():
         if site == federation.names[1] and identity != federation.peers[1].identity:
             raise PolicyRefusal("pinned")
 
-    honest = Peer.introduce(federation.names[1], new_secret(), new_secret(), RUN, 1)
+    honest = Peer.introduce(federation.names[1], draw_secret(), draw_secret(), RUN, 1)
     peers = [federation.peers[0], honest, federation.peers[2]]
     with pytest.raises(PolicyRefusal, match="pinned"):
         SiteSession.prepare(name, attempt_of(), Parameters(), peers, *keys, pinned)
@@ -256,12 +256,12 @@ def test_peer_that_nobody_introduced_or_trusts_is_refused():
 
 def test_parameters_leave_an_honest_site_between_any_two_openings():
     for sites, colluders in product(range(2, 40), range(20)):
-        threshold = Parameters(colluders).threshold(sites)
+        threshold = Parameters(colluders).compute_threshold(sites)
         assert 2 * threshold - sites > colluders
     with pytest.raises(PolicyRefusal, match="a sum needs 4"):
         Parameters(colluders=2).check_roster(3)
-    assert Parameters(colluders=1, honest=7).survivors_needed(10) == 8
-    assert Parameters(least=5).survivors_needed(6) == 5
+    assert Parameters(colluders=1, honest=7).count_survivors_needed(10) == 8
+    assert Parameters(least=5).count_survivors_needed(6) == 5
 
 
 def test_a_roster_of_more_than_a_hundred_is_refused_by_name():
@@ -285,7 +285,7 @@ def _residual_of(
     words = np.full(64, value, np.uint64)
     own_seed = bytes.fromhex(session.seed)
     session.mask(words)
-    digest = roster_hash(peers_hash(attempt, federation.peers), subject_of(), members)
+    digest = hash_roster(hash_peers(attempt, federation.peers), subject_of(), members)
     own_mask = derive(own_seed, attempt.bound("self mask", victim, digest))
     add_masks(words, [own_mask], subtract=True)
     for other in others:
@@ -351,7 +351,7 @@ def test_view_of_colluders_and_server_does_not_depend_on_a_value():
             own.enrol(server.subject, server.members)
             own.mask(np.zeros(1, np.uint64))
             keys = federation.cipher[colluder], federation.identity[colluder]
-            own.sign(federation.names, server.shares_for(colluder), *keys)
+            own.sign(federation.names, server.select_shares(colluder), *keys)
             share = int(own.held[victim][1][-1], 16) & 3
             cells[(int(words[0]) & 3) * 4 + share] += 1
         counts[value] = cells

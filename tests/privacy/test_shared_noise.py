@@ -17,11 +17,11 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.privacy.composition import compose
-from perennial.privacy.discrete_gaussian import discrete_gaussian
+from perennial.privacy.discrete_gaussian import draw_discrete_gaussian
 from perennial.privacy.entries import Entry
 from perennial.privacy.noise import Noise
 from perennial.privacy.shared_noise import SharedNoise
-from perennial.privacy.shared_noise_cost import shared_multiplier, tau
+from perennial.privacy.shared_noise_cost import compute_shared_multiplier, compute_tau
 from perennial.server import preflight
 from perennial.strategies.fedavg import FedAvg
 from tests.seeded_noise import SeededNoise
@@ -52,7 +52,7 @@ def write(folder: Path, **changes: Any) -> str:
 @pytest.mark.parametrize("std", [1, 3, 10])
 def test_samples_have_the_distribution_of_the_discrete_gaussian(std: int) -> None:
     count = 200_000
-    drawn = discrete_gaussian(count, std, SeededNoise(stream(7, "test", std)))
+    drawn = draw_discrete_gaussian(count, std, SeededNoise(stream(7, "test", std)))
     values, found = np.unique(drawn, return_counts=True)
     density = np.exp(-(np.arange(-40.0 * std, 40 * std + 1) ** 2) / (2 * std * std))
     expected = density[values + 40 * std] / density.sum() * count
@@ -65,14 +65,14 @@ def test_samples_have_the_distribution_of_the_discrete_gaussian(std: int) -> Non
 
 
 def test_cost_beyond_a_gaussian_follows_the_theorem() -> None:
-    assert tau(3, 100) < 1e-37
+    assert compute_tau(3, 100) < 1e-37
     honest, std = 5, 1
     by_hand = 10 * sum(math.exp(-2 * math.pi**2 * k / (k + 1)) for k in range(1, honest))
-    assert tau(std, honest) == pytest.approx(by_hand)
+    assert compute_tau(std, honest) == pytest.approx(by_hand)
     plain = 1 / 2.0
     cost = min(math.sqrt(plain**2 + by_hand * 100 / 2), plain + by_hand * 10)
-    assert 1 / shared_multiplier(2.0, std, honest, values=100) == pytest.approx(cost)
-    assert 0.999999999 < shared_multiplier(1.0, 1 << 20, 100) < 1
+    assert 1 / compute_shared_multiplier(2.0, std, honest, values=100) == pytest.approx(cost)
+    assert 0.999999999 < compute_shared_multiplier(1.0, 1 << 20, 100) < 1
 
 
 def test_discrete_releases_compose_by_renyi_orders() -> None:
@@ -116,7 +116,7 @@ def test_run_carries_the_noise_of_client_central_at_the_wider_multiplier(
     """Shares for m = 3 of n = 4 sites, of which all answer, beside a trusted server's noise at multiplier
     sigma sqrt(n/m). Training at a rate of next to nothing leaves the noise of the round alone."""
     found: list[torch.Tensor] = []
-    take_sum, noised = FedAvg.take_sum, preflight.noised
+    take_sum, noised = FedAvg.take_sum, preflight.copy_with_noise
 
     def flat(tensors: Any) -> torch.Tensor:
         return torch.cat([tensors[name].reshape(-1).double() for name in sorted(tensors)])
@@ -131,7 +131,7 @@ def test_run_carries_the_noise_of_client_central_at_the_wider_multiplier(
         return result
 
     monkeypatch.setattr(FedAvg, "take_sum", opened)
-    monkeypatch.setattr(preflight, "noised", released)
+    monkeypatch.setattr(preflight, "copy_with_noise", released)
     changes: dict[str, Any] = {
         "model": {"name": "mlp", "hidden": [64]},
         "learner": {"preset": "none", "optimizer": {"lr": 1e-9}},
@@ -171,7 +171,7 @@ def test_run_is_client_central_s_once_both_have_the_same_noise(
         }
 
     monkeypatch.setattr(SharedNoise, "add", noted)
-    monkeypatch.setattr(preflight, "noised", same)
+    monkeypatch.setattr(preflight, "copy_with_noise", same)
     trusted = SMALL["privacy"] | {"mode": "client_central", "noise_multiplier": math.sqrt(4 / 3)}
     run_in_process(RunSettings(write(tmp_path, secure={"least": 3, "quorum": 3}), runs=str(tmp_path / "a")))
     assert len(drawn) == 8
@@ -210,8 +210,12 @@ def test_audit_of_the_sum_stays_below_the_claim_and_notices_missing_noise() -> N
 
     def floor(parts: int) -> float:
         source = Noise()
-        totals = [discrete_gaussian(parts * trials, noise.std, source).reshape(parts, trials).sum(axis=0)]
-        totals.append(discrete_gaussian(parts * trials, noise.std, source).reshape(parts, trials).sum(axis=0))
+        totals = [
+            draw_discrete_gaussian(parts * trials, noise.std, source).reshape(parts, trials).sum(axis=0)
+        ]
+        totals.append(
+            draw_discrete_gaussian(parts * trials, noise.std, source).reshape(parts, trials).sum(axis=0)
+        )
         best = 0.0
         for threshold in np.linspace(0, 3 * step, 40):
             hit, false = (totals[0] + step > threshold).mean(), (totals[1] > threshold).mean()

@@ -10,7 +10,7 @@ from perennial.client.app import HANDLERS
 from perennial.client.plan import Plan
 from perennial.config.experiment import Experiment
 from perennial.data.schedule import build_registry
-from perennial.privacy.statement import UNCOVERED, describe, uncovered_in_words
+from perennial.privacy.statement import UNCOVERED, describe, describe_uncovered
 from perennial.protocol import messages, secure_messages
 from tests.privacy.twins.cases import MODES, Case, cases
 from tests.privacy.twins.compare import compared, flattened
@@ -99,5 +99,5 @@ def test_covered_fields_exist_and_the_statement_lists_what_is_not_covered() -> N
             assert field in kind.__dataclass_fields__, path
     experiment = Case("sample", MODES["sample"]).settings
     statement = describe(Experiment.model_validate(experiment).privacy, [])
-    assert set(uncovered_in_words()) <= set(statement.not_covered)
-    assert len(uncovered_in_words()) == len(UNCOVERED)
+    assert set(describe_uncovered()) <= set(statement.not_covered)
+    assert len(describe_uncovered()) == len(UNCOVERED)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perennial.foundation.errors import ProtocolError
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import TrainRequest
-from perennial.protocol.stack import LARGEST, PARCEL, is_parcel, opened, parcelled
+from perennial.protocol.stack import LARGEST, PARCEL, is_parcel, open_parcel, pack_parcel
 from perennial.protocol.tensors import Tensors, pack, unpack
 from perennial.server.live_status import ForwardingGrid, ParcelGrid
 from tests.deployed_site import DeployedSite
@@ -42,9 +42,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> DeployedSite:
 
 def test_every_request_comes_out_of_its_parcel_as_it_went_in(site: DeployedSite) -> None:
     for request in site.every_request():
-        parcel = parcelled(request.to_record())
+        parcel = pack_parcel(request.to_record())
         assert objects(parcel) == 2, "the record and its one part"
-        back = opened(sent(parcel))
+        back = open_parcel(sent(parcel))
         assert list(back) == list(request.to_record())
         again = type(request).from_record(back)
         for name, value in vars(request).items():
@@ -61,20 +61,20 @@ def test_a_site_answers_a_parcel_with_a_parcel_and_others_as_before(site: Deploy
     request = site.request(TrainRequest, 1)
     assert objects(request.to_record()) > 8
     plain = site.send(request.to_record(), request.message_type)
-    parcel = site.send(parcelled(request.to_record()), request.message_type)
+    parcel = site.send(pack_parcel(request.to_record()), request.message_type)
     assert not is_parcel(plain) and is_parcel(parcel)
-    assert read_kind(opened(sent(parcel))) == read_kind(plain) != ""
+    assert read_kind(open_parcel(sent(parcel))) == read_kind(plain) != ""
     for bad in (RecordDict({PARCEL: ConfigRecord()}), RecordDict({PARCEL: ArrayRecord()})):
         assert not site.send(bad, request.message_type), "an error of Flower's, and the site lives on"
 
 
 def test_a_large_message_and_one_of_another_app_stay_as_they_are() -> None:
     large = RecordDict({"arrays": pack({"weight": torch.zeros(LARGEST // 4 + 1)})})
-    assert parcelled(large) is large
+    assert pack_parcel(large) is large
     foreign = RecordDict({"a/b": ConfigRecord({"x": 1})})
-    assert parcelled(foreign) is foreign
-    parcel = parcelled(RecordDict({"fields": ConfigRecord({"x": 1})}))
-    assert parcelled(parcel) is parcel
+    assert pack_parcel(foreign) is foreign
+    parcel = pack_parcel(RecordDict({"fields": ConfigRecord({"x": 1})}))
+    assert pack_parcel(parcel) is parcel
 
 
 class Carrier(ForwardingGrid):
@@ -94,7 +94,7 @@ class Carrier(ForwardingGrid):
 
 def test_sites_of_one_round_are_sent_one_parcel_and_a_broken_one_is_handed_on(site: DeployedSite) -> None:
     record = site.request(TrainRequest, 1).to_record()
-    good, broken = parcelled(record), RecordDict({PARCEL: ConfigRecord({"fields/message": "TrainReply"})})
+    good, broken = pack_parcel(record), RecordDict({PARCEL: ConfigRecord({"fields/message": "TrainReply"})})
     carrier = Carrier([Message(content, 7, "train") for content in (good, broken)])
     grid = ParcelGrid(carrier)
     messages = [Message(record, node, "train") for node in (1, 2)]
@@ -120,7 +120,7 @@ KEYS = st.sampled_from(["/", "arrays/", "arrays/w", "fields/x", "fields/", "//",
 def test_whatever_a_stranger_puts_into_a_parcel_is_read_or_refused(entries: dict[str, Any]) -> None:
     parcel = RecordDict({PARCEL: ConfigRecord(entries)})
     try:
-        found = opened(parcel)
+        found = open_parcel(parcel)
     except ProtocolError:
         return
     for name, part in found.items():
@@ -132,7 +132,7 @@ def test_whatever_a_stranger_puts_into_a_parcel_is_read_or_refused(entries: dict
 
 
 def test_a_record_beside_the_parcel_is_refused() -> None:
-    parcel = parcelled(RecordDict({"fields": ConfigRecord({"x": 1})}))
+    parcel = pack_parcel(RecordDict({"fields": ConfigRecord({"x": 1})}))
     parcel["more"] = ConfigRecord()
     with pytest.raises(ProtocolError, match="2 records"):
-        opened(parcel)
+        open_parcel(parcel)

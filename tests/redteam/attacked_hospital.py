@@ -24,7 +24,7 @@ from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.site import load_site_config
 from perennial.engine.grid import set_task_identity
 from perennial.models.factory import build_model
-from perennial.models.incremental import travelling
+from perennial.models.incremental import select_travelling
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import (
     CompareHeadsReply,
@@ -159,8 +159,8 @@ class Hospital:
     def images(self, part: str = "train") -> Tensor:
         """(n, 64) of task 1."""
         data = self.site.data
-        classes = self.site.process.registry.schedule.classes_of(1)
-        return data.x[data.task_indices(part, 0, classes.stop)].flatten(1).double()  # pyright: ignore[reportArgumentType]
+        classes = self.site.process.registry.schedule.list_classes(1)
+        return data.x[data.find_task_indices(part, 0, classes.stop)].flatten(1).double()  # pyright: ignore[reportArgumentType]
 
     def stamp(self, number: int = 1) -> dict[str, Any]:
         registry = self.site.process.registry
@@ -177,7 +177,7 @@ class Hospital:
         """A model of the right shapes, for the server to fill as it likes."""
         shape, classes = self.site.data.input_shape, self.stamp()["num_classes"]
         model = build_model(self.experiment.model, shape, classes, self.experiment.seed)
-        return {name: tensor.clone() for name, tensor in travelling(model).items()}
+        return {name: tensor.clone() for name, tensor in select_travelling(model).items()}
 
 
 EVERYTHING = ["train", "evaluate", "digest", "sparsity"]

@@ -186,15 +186,15 @@ def threshold(arrays: dict[str, Tensor], pixel: int, level: float, label: int) -
 
 def digests(hospital: Hospital) -> Outcome:
     """Digests of one sample each: the features of that sample, as the fixed encoder gives them."""
-    from perennial.models.digest_networks import FeatureEncoder, encoder_hash
+    from perennial.models.digest_networks import FeatureEncoder, hash_encoder
 
     encoder = FeatureEncoder((1, 8, 8), hospital.experiment.seed)
-    reply = hospital.ask(DigestRequest(**hospital.stamp(), encoder=encoder_hash(encoder)))
+    reply = hospital.ask(DigestRequest(**hospital.stamp(), encoder=hash_encoder(encoder)))
     images = hospital.images()
     if not isinstance(reply, DigestReply) or reply.digests is None:
         return Outcome(0, len(images), hospital.refusal or "policy.answers: lends no digests")
     site = hospital.site
-    indices = site.data.task_indices("train", 0, hospital.stamp()["num_classes"])
+    indices = site.data.find_task_indices("train", 0, hospital.stamp()["num_classes"])
     features = encoder(site.samples(indices).inputs(slice(None))).flatten(1)
     nearest = _distances(features, reply.digests["features"].flatten(1)).min(dim=1).values
     return Outcome(int((nearest < 1e-3).sum()), len(images), hospital.refusal)

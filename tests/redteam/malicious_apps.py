@@ -20,7 +20,7 @@ from pathlib import Path
 
 import yaml
 
-from perennial.config.document import DOCUMENT, document_digest
+from perennial.config.document import DOCUMENT, compute_document_digest
 from perennial.config.experiment import load_experiment
 from perennial.config.site import SiteConfig
 from perennial.deploy.application import DATE, LARGEST, MANIFEST, PROJECT, VERSION, project_file, read_offer
@@ -40,7 +40,7 @@ def honest(**changes: object) -> Members:
     """The members of an app as `perennial deploy stage` makes it, but for the manifest."""
     content = yaml.safe_load(load_experiment(EXPERIMENTS / "quickstart.yaml").to_yaml()) | changes
     text = yaml.safe_dump(content, sort_keys=False)
-    digest = document_digest(content)
+    digest = compute_document_digest(content)
     return [(PROJECT, project_file(VERSION, digest).encode()), (DOCUMENT, text.encode())]
 
 

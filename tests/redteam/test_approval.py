@@ -18,8 +18,8 @@ from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import SitePolicy, load_site_config
 from perennial.deploy.application import Offer
-from perennial.deploy.review import asked_in_words, offer_in_words
-from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.deploy.review import describe_asked, offer_in_words
+from perennial.engine.grid import InProcessGrid, build_site_contexts
 from perennial.foundation.errors import PolicyRefusal
 from perennial.privacy.composition import compose
 from perennial.privacy.ledger import Ledger
@@ -38,7 +38,7 @@ MEASURED: dict[str, Any] = {
 
 
 def words(hospital: Hospital, policy: SitePolicy | None = None) -> list[str]:
-    return [*asked_in_words(hospital.experiment, policy or hospital.config.policy, None)]
+    return [*describe_asked(hospital.experiment, policy or hospital.config.policy, None)]
 
 
 def test_the_words_that_are_approved_are_those_of_the_run(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_the_words_that_are_approved_are_those_of_the_run(tmp_path: Path) -> Non
     digest = load_experiment(path).digest
     run = RunSettings(str(path), name="run", runs=str(tmp_path / "runs"), device="cpu", digest=digest)
     settings = dict(vars(run))
-    contexts = site_contexts(BASE["data"]["sites"], settings)
+    contexts = build_site_contexts(BASE["data"]["sites"], settings)
     policy = template_policy() | {"answers": ["train", "evaluate"], "max_epsilon": 30, "min_samples": 1}
     for index, (node, context) in enumerate(contexts.items()):
         folder = tmp_path / f"site-{index}"
@@ -60,13 +60,13 @@ def test_the_words_that_are_approved_are_those_of_the_run(tmp_path: Path) -> Non
         contexts[node] = Context(1, node, place, context.state, context.run_config)
     server = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=settings)
     serve(InProcessGrid(client_app, contexts), server, engine="in-process")
-    text = "\n".join(asked_in_words(load_experiment(path), SitePolicy.model_validate(policy), None))
+    text = "\n".join(describe_asked(load_experiment(path), SitePolicy.model_validate(policy), None))
     state = tmp_path / SITE / "state"
-    entries = Ledger(state).entries()
+    entries = Ledger(state).read_entries()
     cost = compose(entries, 1e-5)
     assert f"epsilon {cost.epsilon:.4g} for one sample at delta 1e-05, {len(entries)} releases" in text
     asked = dict(re.findall(r"^  (\w+), (\d+) times: ", text, re.MULTILINE))
-    counted = {kind: RequestCount(state).counted(kind) for kind in asked}
+    counted = {kind: RequestCount(state).count_requests(kind) for kind in asked}
     assert counted == {kind: int(times) for kind, times in asked.items()}
     assert asked.keys() == {"train", "finish_task", "evaluate"}
     assert "this site would refuse it" not in text
@@ -99,7 +99,7 @@ def test_the_differences_from_the_last_approval_are_listed_each(tmp_path: Path) 
     hospital = Hospital(tmp_path, {}, **MEASURED)
     (earlier,) = read_approvals(hospital.config.approvals)
     changed = load_experiment(hospital.file, ["privacy.noise_multiplier=0.1", "learner.epochs=9"])
-    said = [*asked_in_words(changed, hospital.config.policy, earlier)]
+    said = [*describe_asked(changed, hospital.config.policy, earlier)]
     first = next(index for index, line in enumerate(said) if line.endswith("2 settings differ"))
     assert said[first + 1 : first + 3] == [
         "  privacy.noise_multiplier: 2.0 -> 0.1 (changes what leaves this site)",

@@ -51,7 +51,7 @@ PARSERS = {
     *("model_validate_json", "validate_json", "np.load", "torch.load", "from_record", "read_object"),
     *("parse_yaml", "read_yaml", "load"),
 }
-READERS = ("read_settings", "part_of_settings")
+READERS = ("read_settings", "read_settings_part")
 """They validate a part of a request's settings as the type that they are given."""
 RAW = {
     "config/yaml_file.py:read_yaml": "a mapping that `validate` makes a typed model of",

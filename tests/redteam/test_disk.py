@@ -14,7 +14,7 @@ from perennial.client import request_count
 from perennial.client.state import Quota, SiteState, clean
 from perennial.config.site import StateLimits
 from perennial.foundation.errors import PolicyRefusal
-from perennial.foundation.files import make_folder, one_at_a_time, size_of, sole_owner
+from perennial.foundation.files import hold_folder, lock_folder, make_folder, measure_size
 from perennial.privacy.ledger import Ledger
 from perennial.protocol.messages import FinishTaskRequest, Refusal, TrainRequest
 from tests.deployed_site import RUN, DeployedSite
@@ -30,7 +30,7 @@ def finish(site: DeployedSite, run: str = RUN) -> Refusal | None:
 
 
 def state_bytes(folder: Path) -> int:
-    return size_of(folder / "state" / "runs")
+    return measure_size(folder / "state" / "runs")
 
 
 def test_a_previous_model_of_another_shape_is_never_written(
@@ -107,12 +107,12 @@ def test_cleaning_removes_old_runs_and_keeps_the_ledger(tmp_path: Path) -> None:
     long_ago = time.time() - 40 * 86_400
     for path in (old, *old.rglob("*")):
         os.utime(path, (long_ago, long_ago))
-    releases = len(Ledger(tmp_path / "state").entries())
+    releases = len(Ledger(tmp_path / "state").read_entries())
     assert releases >= 2
     ((run, size),) = clean(tmp_path / "state", days=30)
     assert run == old.name and size > 0 and not old.exists()
     assert (tmp_path / "state" / "runs" / ("2" * 16)).is_dir()
-    assert len(Ledger(tmp_path / "state").entries()) == releases
+    assert len(Ledger(tmp_path / "state").read_entries()) == releases
     assert (tmp_path / "state" / "requests.sqlite").exists()
 
 
@@ -156,7 +156,7 @@ def test_every_folder_is_private_from_its_first_moment(tmp_path: Path) -> None:
 def test_lock_files_are_private_too(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        with sole_owner(tmp_path / "run", "a test"), one_at_a_time(tmp_path / "run"):
+        with hold_folder(tmp_path / "run", "a test"), lock_folder(tmp_path / "run"):
             assert mode(tmp_path / "run" / "lock") == mode(tmp_path / "run" / "turn") == 0o600
     finally:
         os.umask(before)
@@ -190,6 +190,6 @@ def test_no_folder_is_open_for_a_moment(tmp_path: Path) -> None:
 
 def test_a_link_in_place_of_a_lock_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to(tmp_path / "victim")
-    with pytest.raises(Exception, match="cannot be written"), sole_owner(tmp_path, "a test"):
+    with pytest.raises(Exception, match="cannot be written"), hold_folder(tmp_path, "a test"):
         pass
     assert not (tmp_path / "victim").exists()

@@ -10,7 +10,7 @@ import torch
 
 from perennial.client import door
 from perennial.client import time_limit as time_limit_module
-from perennial.client.policy import withheld
+from perennial.client.policy import find_withheld
 from perennial.client.request_count import RequestCount
 from perennial.client.time_limit import time_limit
 from perennial.config.site import SitePolicy, load_site_config
@@ -103,7 +103,7 @@ def test_requests_are_counted_over_restarts_and_runs(tmp_path: Path) -> None:
     assert "policy.max_evaluations" in refused(hospital, evaluate(0.6, second))
     assert "policy.max_runs" in refused(hospital, train(hospital, run="e" * 16))
     book = RequestCount(tmp_path / "state")
-    assert (book.counted("evaluate"), book.counted("train")) == (3, 0)
+    assert (book.count_requests("evaluate"), book.count_requests("train")) == (3, 0)
     assert book.path.stat().st_mode & 0o777 == 0o600
 
 
@@ -135,7 +135,7 @@ def test_refusals_and_failures_do_not_shut_the_door_for_a_hospital_that_mends_th
     closed = Hospital(tmp_path, POLICIES["open"] | {"answers": ["evaluate"], "max_repeats": 1})
     for _ in range(5):
         assert "policy.answers" in refused(closed, train(closed))
-    assert RequestCount(tmp_path / "state").counted("train") == 0
+    assert RequestCount(tmp_path / "state").count_requests("train") == 0
     mended = Hospital(tmp_path, POLICIES["open"] | {"max_repeats": 1})
     assert mended.ask(train(mended)) is not None
     slow = Hospital(tmp_path / "slow", POLICIES["open"] | {"max_repeats": 1})
@@ -185,7 +185,7 @@ def test_no_request_changes_the_work_or_protection_that_was_approved(
     hospital = Hospital(tmp_path, POLICIES["open"], privacy=private, evaluation={"federated": False})
     said = refused(hospital, train(hospital, **fields))
     assert "approved experiment" in said
-    assert RequestCount(tmp_path / "state").counted("train") == 0
+    assert RequestCount(tmp_path / "state").count_requests("train") == 0
 
 
 @pytest.mark.parametrize(
@@ -233,9 +233,9 @@ def test_a_limit_that_is_gone_is_taken_at_its_default_alone(
     ],
 )
 def test_cells_that_would_give_another_away_stay_with_it(cells: list[int], stay: set[int]) -> None:
-    assert withheld(SitePolicy(min_samples=20), "evaluate", cells) == stay
-    assert withheld(SitePolicy(), "evaluate", cells) == set()
-    assert withheld(SitePolicy(min_samples=20, below_floor=["evaluate"]), "evaluate", cells) == set()
+    assert find_withheld(SitePolicy(min_samples=20), "evaluate", cells) == stay
+    assert find_withheld(SitePolicy(), "evaluate", cells) == set()
+    assert find_withheld(SitePolicy(min_samples=20, below_floor=["evaluate"]), "evaluate", cells) == set()
 
 
 def test_the_floor_of_one_reply(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from perennial.client.plan import Plan
-from perennial.client.policy import withheld
+from perennial.client.policy import find_withheld
 from perennial.client.request_count import REPEATS, RequestCount
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal
@@ -68,9 +68,9 @@ def test_right_and_wrong_answers_both_have_the_floor(
     right: list[int], total: list[int], stay: set[int]
 ) -> None:
     policy = SitePolicy(min_samples=10)
-    found = withheld(policy, "evaluate", total, right)
+    found = find_withheld(policy, "evaluate", total, right)
     assert found == stay if stay == set() else 0 in found
-    assert withheld(SitePolicy(), "evaluate", total, right) == set()
+    assert find_withheld(SitePolicy(), "evaluate", total, right) == set()
 
 
 def questions_answered(hospital: Hospital, policy: SitePolicy) -> int:
@@ -129,7 +129,7 @@ def test_each_head_of_a_comparison_is_a_question(tmp_path: Path) -> None:
     }
     policy = {"answers": ["evaluate", "statistics"], "max_evaluations": 3}
     hospital = Hospital(tmp_path, policy, **closed)
-    features = hospital.site.models.fixed_features()
+    features = hospital.site.models.load_fixed_features()
 
     def compare(heads: int, value: float = 0.0) -> Any:
         classes = hospital.stamp()["num_classes"]

@@ -20,7 +20,7 @@ POLICY = {"answers": ["statistics", "evaluate"], "require_privacy": "sample", "m
 
 
 def heads(hospital: Hospital, count: int = 2) -> Tensors:
-    classes, width = hospital.stamp()["num_classes"], hospital.site.models.fixed_features().width
+    classes, width = hospital.stamp()["num_classes"], hospital.site.models.load_fixed_features().width
     return Tensors(weight=torch.zeros(count, classes, width), bias=torch.zeros(count, classes))
 
 
@@ -39,7 +39,7 @@ def test_a_site_tells_no_exact_right_answers_of_heads(
     # as for an experiment that compares heads, which the document could not say
     monkeypatch.setattr("perennial.client.plan.Plan.most", lambda *_: 9)
     monkeypatch.setattr("perennial.strategies.analytic.site.SumsSite.check", lambda *_: None)
-    features = hospital.site.models.fixed_features().content
+    features = hospital.site.models.load_fixed_features().content
     request = CompareHeadsRequest(**hospital.stamp(), features=features, heads=heads(hospital))
     assert hospital.ask(request) is None
     assert "privacy: privacy.mode sample: compare_heads" in hospital.refusal
@@ -85,7 +85,7 @@ def test_weights_that_the_server_chooses_are_refused_by_name(
 ) -> None:
     hospital = Hospital(tmp_path, POLICY, **SUMS)
     monkeypatch.setattr("perennial.strategies.analytic.site.SumsSite.check", lambda *_: None)
-    features, classes = hospital.site.models.fixed_features().content, hospital.stamp()["num_classes"]
+    features, classes = hospital.site.models.load_fixed_features().content, hospital.stamp()["num_classes"]
     weights = [1 << 20] * classes
     assert (
         hospital.ask(StatisticsRequest(**hospital.stamp(), of_task=1, features=features, weights=weights))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perennial.client.activity import ACTIVITY
-from perennial.foundation.errors import shown
+from perennial.foundation.errors import clean_text
 from perennial.foundation.site_log import INDENT, log
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
@@ -77,5 +77,5 @@ def test_every_module_of_a_site_writes_through_the_one_log(name: str) -> None:
 
 @pytest.mark.parametrize("longest", [3, 200])
 def test_what_is_shown_is_one_printable_line(longest: int) -> None:
-    found = shown(FORGED, longest)
+    found = clean_text(FORGED, longest)
     assert found.isprintable() and len(found) <= longest + len(f"... ({len(FORGED)} characters)")

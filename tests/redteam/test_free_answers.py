@@ -15,10 +15,10 @@ import torch
 from perennial.client.app import HANDLERS
 from perennial.client.plan import FREE, Plan, is_number
 from perennial.client.release import AFTER_DATA
-from perennial.client.training_samples import training_indices
+from perennial.client.training_samples import find_training_indices
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
-from perennial.privacy.accountants import gaussian_multiplier
+from perennial.privacy.accountants import solve_gaussian_multiplier
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import (
     EvaluateReply,
@@ -95,7 +95,9 @@ def told(place: Hospital, request: Stamp) -> tuple[Any, ...]:
     reply = place.ask(request)
     shapes = {} if reply is None else _shapes(reply)
     ledger = place.config.ledger
-    spent = [(e.kind, e.noise_multiplier, e.relation) for e in ledger.entries()] if ledger.started else []
+    spent = (
+        [(e.kind, e.noise_multiplier, e.relation) for e in ledger.read_entries()] if ledger.started else []
+    )
     return type(reply).__name__, place.refusal, shapes, spent
 
 
@@ -179,7 +181,7 @@ def test_a_zero_head_is_answered_and_a_failing_own_head_stays_here(tmp_path: Pat
 def test_the_noise_on_a_vector_is_the_experiments_and_its_scale_tells_no_number(tmp_path: Path) -> None:
     place = hospital(tmp_path / "noise", rows(60), strategy=CLUSTERS | {"layers": 1})
     (entry,) = told(place, sparsity(place))[3]
-    assert entry == ("sparsity", gaussian_multiplier(1.0, 1e-5), "add_remove")
+    assert entry == ("sparsity", solve_gaussian_multiplier(1.0, 1e-5), "add_remove")
     assert not {"epsilon", "delta", "channels", "layers"} & {field.name for field in fields(SparsityRequest)}
 
 
@@ -269,6 +271,6 @@ def test_an_exemplar_does_not_decide_whether_its_classs_later_records_are_exempl
         assert place.ask(FinishTaskRequest(**stamp(place), arrays=sent)), place.refusal
         write_table(tmp_path / folder, [*first, *late])
         request = TrainRequest(**stamp(place, task=2, round=2, num_classes=4), arrays=sent)
-        rows_of, _ = training_indices(place.site, request, ("0" * 64, dict(sent)))
+        rows_of, _ = find_training_indices(place.site, request, ("0" * 64, dict(sent)))
         chosen.append({tuple(place.site.data.x[row].tolist()) for row in rows_of.tolist()})
     assert len(chosen[1]) > 50 and chosen[1] <= chosen[0] and len(chosen[0] - chosen[1]) <= 1

@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from perennial.client.plan import Plan
-from perennial.foundation.errors import ProtocolError, nearest
+from perennial.foundation.errors import ProtocolError, suggest_nearest
 from perennial.protocol.messages import DescribeRequest
 from perennial.protocol.stamp import Stamp
 from tests.deployed_site import DeployedSite
@@ -71,7 +71,7 @@ def test_the_fuzzed_requests_are_all_that_there_are(tmp_path: Path) -> None:
 
 def test_a_name_of_megabytes_in_a_message_costs_nothing_and_is_not_repeated() -> None:
     name = "experimen" * 200_000
-    assert nearest(name, ["experiment"]) == ""
+    assert suggest_nearest(name, ["experiment"]) == ""
     fields = ConfigRecord({"message": "DescribeRequest", "version": 1, name: 1})
     with pytest.raises(ProtocolError, match="unknown field") as refusal:
         DescribeRequest.from_record(RecordDict({"fields": fields}))

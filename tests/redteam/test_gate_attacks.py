@@ -221,7 +221,7 @@ def test_a_norm_just_below_the_bound_never_raises_the_bound() -> None:
     length = 2.99
     for _ in range(30):
         pair = [Admitted(site, {"w": torch.tensor([length])}, length, 10) for site in "xy"]
-        counted = [bounds.bounded(reply, scalable=True) for reply in pair]
+        counted = [bounds.bound_reply(reply, scalable=True) for reply in pair]
         assert max(reply.norm for reply in counted) <= 3.0 + 1e-9
         assert all(reply.notes for reply in counted) == (length > 3.0)
         if length > 3.0:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from perennial.deploy.certificates import make_node_key, public_line
+from perennial.deploy.certificates import encode_public_line, make_node_key
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
 from perennial.deploy.gateway import FLEET, LIST_RUNS, PULL, Gateway
 from perennial.deploy.handshake import (
@@ -28,7 +28,7 @@ from perennial.deploy.handshake import (
     REVOKED,
     UNREGISTERED,
     check_admission,
-    signed_headers,
+    sign_headers,
 )
 from perennial.foundation.errors import StateError
 
@@ -72,7 +72,7 @@ class World:
 
     def post(self, path: str, key: str | None = "graz", method: str = "POST", **more: Any) -> httpx.Response:
         """A request with the path as it stands: httpx normalises nothing of a raw path."""
-        headers = signed_headers(self.keys[key]) if key else {}
+        headers = sign_headers(self.keys[key]) if key else {}
         context = ssl.create_default_context(cafile=self.authority)
         with httpx.Client(verify=context, timeout=30) as client:
             url = httpx.URL(f"https://127.0.0.1:{self.port}").copy_with(raw_path=path.encode())
@@ -94,7 +94,7 @@ class World:
 
     def signed(self, key: str = "graz") -> bytes:
         return "".join(
-            f"{name}: {value}\r\n" for name, value in signed_headers(self.keys[key]).items()
+            f"{name}: {value}\r\n" for name, value in sign_headers(self.keys[key]).items()
         ).encode()
 
 
@@ -104,7 +104,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = create_operator_folder(tmp_path_factory.mktemp("gateway") / "operator", settings, 2)
     keys = {name: make_node_key() for name in (*NAMES, "stranger")}
     for name in NAMES:
-        folder.add_site(name, public_line(keys[name]))
+        folder.add_site(name, encode_public_line(keys[name]))
     folder.write_site("graz", SiteRecord(state="registered", node=NODE))
     folder.write_site("linz", SiteRecord(state="revoked", node="2"))
     world = World(folder, keys)
@@ -217,10 +217,10 @@ def test_without_the_key_of_a_registered_site_there_is_nothing(world: World) -> 
     assert UNREGISTERED in world.post("/admission", "stranger").text
     assert UNREGISTERED in world.post("/admission", "wels").text, "added, and not registered"
     assert world.post("/admission", "linz").text.strip() == REVOKED
-    forged = signed_headers(world.keys["graz"]) | {"flwr-timestamp": "2026-01-01T00:00:00+00:00"}
+    forged = sign_headers(world.keys["graz"]) | {"flwr-timestamp": "2026-01-01T00:00:00+00:00"}
     assert world.post("/admission", None, headers=forged).status_code == 401
-    other = signed_headers(world.keys["stranger"])
-    mixed = other | {"flwr-public-key": signed_headers(world.keys["graz"])["flwr-public-key"]}
+    other = sign_headers(world.keys["stranger"])
+    mixed = other | {"flwr-public-key": sign_headers(world.keys["graz"])["flwr-public-key"]}
     assert world.post("/admission", None, headers=mixed).status_code == 401
     for junk in ("", "!", base64.b64encode(b"x" * 5000).decode()):
         assert world.post("/admission", None, headers=other | {"flwr-public-key": junk}).status_code == 401
@@ -308,7 +308,7 @@ def test_a_new_key_does_not_wait_for_the_requests_of_the_revoked_one(world: Worl
     folder.write_site("wels", SiteRecord(state="revoked", node="11"))
     assert world.post("/admission", "wels").text.strip() == REVOKED
     keys["wels"] = make_node_key()
-    folder.add_site("wels", public_line(keys["wels"]))
+    folder.add_site("wels", encode_public_line(keys["wels"]))
     folder.write_site("wels", SiteRecord(state="registered", node="12"))
     assert world.post("/admission", "wels").text == "free"
 

@@ -32,7 +32,7 @@ from perennial.engine.grid import set_task_identity
 from perennial.foundation.errors import PerennialError
 from perennial.foundation.plain import PlainObject
 from perennial.foundation.plugins import is_target
-from perennial.learning.losses import classification
+from perennial.learning.losses import build_classification
 from perennial.library import Model
 from perennial.models.factory import build_model
 from perennial.models.saved import load_saved
@@ -136,7 +136,7 @@ def build_experiment(folder: Path, content: Any) -> None:
     if experiment.data.source not in SOURCES:
         load(experiment.data, experiment.seed)
     build_strategy(experiment.strategy.name, experiment.strategy.parameters)
-    classification(experiment.learner)
+    build_classification(experiment.learner)
     if is_target(experiment.model.name) or is_target(experiment.model.backbone or ""):
         build_model(experiment.model, (3, 8, 8), 4, experiment.seed, with_weights=False)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from perennial.client.policy import leaving_in_words
+from perennial.client.policy import describe_leaving
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import StateError
 from tests.redteam.attacked_hospital import POLICIES, Hospital
@@ -61,7 +61,7 @@ def test_an_open_site_gives_the_rest_too(name: str, tmp_path: Path) -> None:
 
 def said_of(policy: dict[str, Any]) -> str:
     rules = {key: value for key, value in policy.items() if key != "max_repeats"}
-    return "\n".join(leaving_in_words(SitePolicy.model_validate(rules)))
+    return "\n".join(describe_leaving(SitePolicy.model_validate(rules)))
 
 
 def test_site_check_speaks_of_the_policy_and_not_by_heart() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from perennial.baselines.feddisco import checked_counts
+from perennial.baselines.feddisco import check_counts
 from perennial.config.experiment import load_experiment
 from perennial.config.run import APP_ROOT
 from perennial.engine.grid import InProcessGrid
@@ -15,9 +15,9 @@ from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.names import write_registered
 from perennial.protocol.messages import DescribeReply
 from perennial.protocol.stamp import VERSION
-from perennial.server.evaluation import pooled, reported_counts
+from perennial.server.evaluation import pool_counts, withhold_counts
 from perennial.server.journal import Journal
-from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies
+from perennial.server.metrics import average_accuracy, compute_balanced_accuracy, compute_task_accuracies
 from perennial.server.roster import Attendance, Roster
 from perennial.strategies.round.exchange import check_withheld
 from perennial.strategies.round.gate import Rejected
@@ -53,11 +53,14 @@ def test_a_name_belongs_to_its_key(tmp_path: Path) -> None:
         "node 3: takes no part: it says it is site 'wien', and no registered site has its key",
     ]
     # each is named as the operator knows it, is not missing, and nobody's name is taken
-    assert list(roster.barred()) == ["graz", "node 3"] and "that of site 'graz'" in roster.barred()["graz"]
+    assert (
+        list(roster.list_barred()) == ["graz", "node 3"]
+        and "that of site 'graz'" in roster.list_barred()["graz"]
+    )
     write_registered(record, {"1": "graz", "2": "linz", "4": "wels"})
     experiment = load_experiment(APP_ROOT / "experiments" / "quickstart.yaml")
     attendance = Attendance(roster, experiment, Journal(tmp_path), waits_for_sites=True)
-    assert attendance.missing(roster.connected()) == ["wels"]
+    assert attendance.list_missing(roster.connected()) == ["wels"]
     record.write_text("nonsense")
     with pytest.raises(StateError, match=r"nodes\.json: the record of registered sites cannot be read"):
         Roster(nodes, "e" * 64, notes.append, record).connected()
@@ -71,20 +74,20 @@ def test_what_is_withheld_has_no_counts_and_is_a_class() -> None:
 
 
 def test_an_accuracy_that_needs_a_withheld_class_is_not_told() -> None:
-    one = reported_counts([9, 0, 0], [10, 0, 0], [1, 2])
-    other = reported_counts([8, 6, 0], [10, 10, 0], [2])
-    correct, total = pooled([one, other], 3)
+    one = withhold_counts([9, 0, 0], [10, 0, 0], [1, 2])
+    other = withhold_counts([8, 6, 0], [10, 10, 0], [2])
+    correct, total = pool_counts([one, other], 3)
     assert (correct, total) == ([17, 6, 0], [20, 10, None])
-    row, sizes = task_accuracies(correct, total, [0, 2, 3])
+    row, sizes = compute_task_accuracies(correct, total, [0, 2, 3])
     assert row == [pytest.approx(23 / 30), None] and sizes == [30, 0]
-    assert average_accuracy(row, sizes) is None and balanced_accuracy(correct, total) is None
+    assert average_accuracy(row, sizes) is None and compute_balanced_accuracy(correct, total) is None
     # a class of which no site has a sample, and none withholds it, is as it was
-    assert pooled([([9, 0], [10, 0])], 2) == ([9, 0], [10, 0])
+    assert pool_counts([([9, 0], [10, 0])], 2) == ([9, 0], [10, 0])
 
 
 def test_withheld_label_counts_are_spread_and_never_more_than_the_samples() -> None:
-    assert checked_counts([30, None, None], 50) == [30, 10, 10]
-    assert checked_counts([30, None], 20) == [30, 1]
+    assert check_counts([30, None, None], 50) == [30, 10, 10]
+    assert check_counts([30, None], 20) == [30, 1]
     for lie in ([None, sys.maxsize], [None, -1], [None, 0.5], None):
         with pytest.raises(Rejected, match="label_counts"):
-            checked_counts(lie, 10)
+            check_counts(lie, 10)

@@ -13,7 +13,7 @@ import yaml
 
 from perennial.config.site import SiteConfig, load_site_config
 from perennial.deploy.bundle import open_bundle, write_bundle
-from perennial.deploy.certificates import make_node_key, public_line
+from perennial.deploy.certificates import encode_public_line, make_node_key
 from perennial.deploy.federation import Federation, create_operator_folder
 from perennial.foundation.errors import ConfigError, PrivacyError, StateError
 from perennial.privacy import ledger as ledger_module
@@ -24,9 +24,9 @@ from perennial.privacy.ledger_tip import (
     MOST_GUARANTEES,
     Tip,
     TipPosition,
-    commitment,
+    add_release,
+    hash_totals,
     require_own_data,
-    with_one_more,
 )
 from tests.forks import run_code
 from tests.privacy.budgets import budget_for
@@ -56,7 +56,7 @@ LIMIT = budget_for([update()] * 4, 1e-5)
 
 def test_a_commitment_is_the_one_that_earlier_versions_wrote() -> None:
     """Ledgers on disks hold commitments; another order of the same totals would break every chain."""
-    assert commitment({update(noise=9.0): 3, update(): 2, update("s"): 1}) == (
+    assert hash_totals({update(noise=9.0): 3, update(): 2, update("s"): 1}) == (
         "a52646ebec48f51c8a1ce5ed741ec09a20ce70236cd776436a852b94fb0f7115"
     )
 
@@ -102,7 +102,7 @@ ATTACKS: dict[str, Attack] = {
 def test_a_changed_ledger_gives_no_budget_back(tmp_path: Path, attack: str, elsewhere: bool) -> None:
     ledger, older = spent(tmp_path, elsewhere=elsewhere)
     ATTACKS[attack](ledger, older)
-    for use in (lambda: ledger.charge(update(), LIMIT), lambda: ledger.cost(1e-5), ledger.entries):
+    for use in (lambda: ledger.charge(update(), LIMIT), lambda: ledger.cost(1e-5), ledger.read_entries):
         with pytest.raises(StateError, match="so nothing may leave.*A lost ledger|changed or removed"):
             use()
 
@@ -135,7 +135,7 @@ def test_what_is_left_is_a_ledger_rolled_back_with_every_tip(tmp_path: Path) -> 
     ledger.charge(update(), LIMIT)
     for path, data in copies.items():
         path.write_bytes(data)
-    assert len(ledger.entries()) == 1
+    assert len(ledger.read_entries()) == 1
 
 
 def test_totals_in_a_tip_are_believed_only_if_the_ledger_vouches_for_them(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_tip_that_was_lost_is_noted_anew_by_hand(tmp_path: Path) -> None:
         with_tip.charge(update())
     assert with_tip.record_tip() == 1
     with_tip.charge(update())
-    assert len(with_tip.entries()) == 2
+    assert len(with_tip.read_entries()) == 2
 
 
 def test_a_ledger_of_an_earlier_release_gets_its_tip_elsewhere_by_itself(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_second_ledger_of_the_same_data_is_refused(tmp_path: Path, way: str) -
         load_site_config(second).ledger.charge(update())
     shared = site_file(tmp_path / "b", "south", data=data, state_dir=str(tmp_path / "a" / "state"))
     load_site_config(shared).ledger.charge(update())
-    assert len(first.ledger.entries()) == 2, "one ledger counts both"
+    assert len(first.ledger.read_entries()) == 2, "one ledger counts both"
 
 
 def test_two_sites_of_the_template_on_one_file_share_no_budget(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_two_sites_of_the_template_on_one_file_share_no_budget(tmp_path: Path) -
     (tmp_path / "visits.csv").touch()
     opened: list[SiteConfig] = []
     for name in ("graz", "linz"):
-        operator.add_site(name, public_line(make_node_key()))
+        operator.add_site(name, encode_public_line(make_node_key()))
         open_bundle(write_bundle(operator, name), tmp_path / name)
         path = tmp_path / name / "site.yaml"
         content = yaml.safe_load(path.read_text())
@@ -285,7 +285,7 @@ def test_a_ledger_that_moved_takes_its_data_along(tmp_path: Path) -> None:
     (tmp_path / "state").rename(tmp_path / "moved")
     moved = load_site_config(site_file(tmp_path, state_dir="moved", ledger_tip="tip")).ledger
     moved.charge(update())
-    assert len(moved.entries()) == 2
+    assert len(moved.read_entries()) == 2
 
 
 def test_a_lost_ledger_is_begun_anew_with_what_was_spent(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_a_lost_ledger_is_begun_anew_with_what_was_spent(tmp_path: Path) -> None
     with pytest.raises(PrivacyError, match="limit"):
         ledger.charge(update(), LIMIT)
     ledger.charge(update())
-    assert ledger.cost(1e-5).releases == 5 and len(ledger.entries()) == 1
+    assert ledger.cost(1e-5).releases == 5 and len(ledger.read_entries()) == 1
     for tip in (ledger.beside, tmp_path / "other-disk" / "tip"):
         tip.unlink()
     with pytest.raises(StateError, match="nothing is known"):
@@ -310,7 +310,7 @@ def test_carried_totals_stand_in_a_first_line_alone(tmp_path: Path) -> None:
     position, _ = ledger.mark() or pytest.fail("no tip")
     ledger.beside.unlink()
     line_before = position.last
-    line = {"previous": line_before, "totals": commitment({}), "carried": []}
+    line = {"previous": line_before, "totals": hash_totals({}), "carried": []}
     with ledger.path.open("a") as file:
         file.write(json.dumps(line) + "\n")
     with pytest.raises(StateError, match="line 5 does not follow"):
@@ -347,7 +347,7 @@ def test_a_kill_between_the_writes_neither_locks_the_site_nor_gives_budget_back(
     assert run.returncode == -9 and "left" not in run.stdout
     assert ledger.cost(1e-5).releases == 2
     ledger.charge(update())
-    assert ledger.cost(1e-5).releases == len(ledger.entries()) == 3
+    assert ledger.cost(1e-5).releases == len(ledger.read_entries()) == 3
     for path in (ledger.beside, tmp_path / "tip"):
         tip = Tip.read(path)
         assert tip is not None and tip.releases == 3
@@ -383,7 +383,7 @@ def test_processes_at_once_share_the_tips(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(Ledger(tmp_path / "state", tmp_path / "tip").entries()) == 4
+    assert len(Ledger(tmp_path / "state", tmp_path / "tip").read_entries()) == 4
     assert len(refused) == 8
 
 
@@ -394,7 +394,7 @@ def long_ledger(folder: Path, count: int) -> Ledger:
     addition, totals = ledger_lines.Addition(Tip(TipPosition(), {})), {}
     with ledger.path.open("wb") as file:
         for number in range(count):
-            totals = with_one_more(totals, update())
+            totals = add_release(totals, update())
             addition.line(update(f"run-{number}").to_json(), totals)
             file.write(addition.data)
             addition.data = b""
@@ -439,6 +439,6 @@ def test_a_server_cannot_fill_the_tip_with_guarantees(tmp_path: Path) -> None:
 
 
 def _bare(entry: Entry) -> Entry:
-    from perennial.privacy.ledger_tip import guarantee
+    from perennial.privacy.ledger_tip import extract_guarantee
 
-    return guarantee(entry)
+    return extract_guarantee(entry)

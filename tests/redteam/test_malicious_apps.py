@@ -10,7 +10,7 @@ import yaml
 from perennial.config.approval import read_approvals
 from perennial.config.site import SiteConfig
 from perennial.deploy.application import approve, read_offer, stage_application
-from perennial.deploy.review import asked_in_words
+from perennial.deploy.review import describe_asked
 from perennial.foundation.errors import ConfigError
 from tests.redteam import malicious_apps as corpus
 
@@ -102,6 +102,6 @@ def test_no_setting_of_a_stranger_writes_a_line_of_the_review(tmp_path: Path, si
         update={"document": earlier.document + 'forged: "x\\n  privacy.mode: none -> sample\\e[2K"\n'}
     )
     offer = read_offer(first, site)
-    said = [*asked_in_words(offer.experiment, site.policy, forged)]
+    said = [*describe_asked(offer.experiment, site.policy, forged)]
     assert any("forged" in line for line in said)
     assert all(line.isprintable() for line in said)

@@ -11,17 +11,17 @@ import torch
 from torch import nn
 
 from perennial.client import consent
-from perennial.client.exemplars import selected
+from perennial.client.exemplars import select_exemplars
 from perennial.client.handlers import answer_evaluate, answer_finish_task
 from perennial.client.release import AFTER_DATA
 from perennial.client.training_turn import TrainingTurn
 from perennial.config.learner import Memory
 from perennial.foundation.errors import PolicyRefusal
-from perennial.learning.training import fewest_samples
+from perennial.learning.training import find_fewest_samples
 from perennial.models.factory import build_model
-from perennial.models.incremental import complete_state, travelling
+from perennial.models.incremental import complete_state, select_travelling
 from perennial.protocol.messages import EvaluateRequest, FinishTaskRequest, TrainRequest
-from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.protocol.tensors import Tensors, hash_tensors
 from tests.redteam.attacked_hospital import RUN, TABLE, Hospital, rows, write_table
 from tests.redteam.test_free_answers import HERDING, LOCAL, NATURAL, SAMPLE, hospital, own_cache, stamp, told
 
@@ -41,7 +41,7 @@ TARGET = [["7.5", "3.0", "c"]]
 def model(place: Hospital, classes: int, overflows: bool = False) -> Tensors:
     """A model; one that overflows does so for the target alone, whose first column is above 7."""
     made = build_model(place.experiment.model, place.site.data.input_shape, classes, 5)
-    arrays = Tensors({name: tensor.clone() for name, tensor in travelling(made).items()})
+    arrays = Tensors({name: tensor.clone() for name, tensor in select_travelling(made).items()})
     if overflows:
         weights = [name for name in arrays if name.startswith("backbone") and name.endswith("weight")]
         biases = [name for name in arrays if name.startswith("backbone") and name.endswith("bias")]
@@ -64,7 +64,7 @@ def update(place: Hospital, number: int, classes: int, another: float = 0.0) -> 
     if classes > 2:
         former = build_model(place.experiment.model, place.site.data.input_shape, classes - 2, 5)
         old = Tensors({name: tensor.clone() for name, tensor in complete_state(former).items()})
-        earlier = {"previous": content_sha256(old), "previous_arrays": old}
+        earlier = {"previous": hash_tensors(old), "previous_arrays": old}
     place_of = stamp(place, task=classes // 2, round=number, num_classes=classes)
     return TrainRequest(**place_of, arrays=arrays, **earlier)
 
@@ -90,19 +90,19 @@ def test_a_record_that_makes_herding_fail_leaves_no_mark(tmp_path: Path) -> None
 def test_a_choice_that_fails_writes_its_version_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = hospital(tmp_path / "fails", KNOWN, "client_local", **HERDED)
     assert place.ask(finish(place, 1, 2)) is not None
-    kept = place.site.exemplars(RUN).indices(2).tolist()
+    kept = place.site.open_exemplars(RUN).find_indices(2).tolist()
 
     def failing(*_: Any) -> None:
         raise MemoryError("of one record")
 
-    monkeypatch.setattr("perennial.client.training_samples.unit_features", failing)
+    monkeypatch.setattr("perennial.client.training_samples.compute_unit_features", failing)
     assert place.ask(finish(place, 2, 4)) is not None, place.refusal
     assert len(versions(place)) == 2
     of_class = [[row for row in kept if place.site.data.y[row] == label] for label in (0, 1)]
     # the budget is for four classes now
     shorter = [row for listed in of_class for row in listed[:2]]
     assert 0 < len(shorter) < len(kept)
-    assert place.site.exemplars(RUN).indices(3).tolist() == shorter
+    assert place.site.open_exemplars(RUN).find_indices(3).tolist() == shorter
 
 
 def test_a_record_of_a_class_decides_no_version(tmp_path: Path) -> None:
@@ -187,22 +187,22 @@ def test_features_that_are_not_finite_are_the_farthest() -> None:
     hashes = torch.arange(7).numpy()
     for name in ("herding", "nearest"):
         memory = Memory(selection=name, per_class=7)  # pyright: ignore[reportArgumentType]
-        whole = selected(memory, hashes[:6], features[1:], 7)
+        whole = select_exemplars(memory, hashes[:6], features[1:], 7)
         spoilt = features.clone()
         spoilt[0, 1] = torch.nan
-        assert selected(memory, hashes, spoilt, 7).tolist() == [*(whole + 1).tolist(), 0]
-        assert selected(memory, hashes, spoilt, 2).tolist() == (whole + 1)[:2].tolist()
-        assert selected(memory, hashes[:2], features[:2] * torch.nan, 1).tolist() == [0]
+        assert select_exemplars(memory, hashes, spoilt, 7).tolist() == [*(whole + 1).tolist(), 0]
+        assert select_exemplars(memory, hashes, spoilt, 2).tolist() == (whole + 1)[:2].tolist()
+        assert select_exemplars(memory, hashes[:2], features[:2] * torch.nan, 1).tolist() == [0]
 
 
 def test_one_sample_alone_is_no_error_where_noise_hides_the_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen = nn.BatchNorm1d(2).eval().requires_grad_(False)
-    assert fewest_samples(nn.Sequential(frozen)) == 2 and fewest_samples(nn.Linear(2, 2)) == 1
+    assert find_fewest_samples(nn.Sequential(frozen)) == 2 and find_fewest_samples(nn.Linear(2, 2)) == 1
     # networks with batch normalisation come from a file alone; what matters is what they need
     for where in ("perennial.client.training_turn", "perennial.learning.training"):
-        monkeypatch.setattr(f"{where}.fewest_samples", lambda model: 2)
+        monkeypatch.setattr(f"{where}.find_fewest_samples", lambda model: 2)
     found = []
     for count in (0, 1, 2):
         table = rows(60, "well") + [[f"{place}.5", "11.5", "ill"] for place in range(count)]
@@ -216,7 +216,7 @@ def test_nothing_leaves_and_no_file_comes_back_after_a_withdrawal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = hospital(tmp_path / "withdraws", rows(40), privacy=SAMPLE)
-    state, trained = Path(place.config.state_dir), TrainingTurn._trained  # pyright: ignore[reportPrivateUsage]
+    state, trained = Path(place.config.state_dir), TrainingTurn._train  # pyright: ignore[reportPrivateUsage]
 
     def withdrawn(turn: TrainingTurn) -> Any:
         found = trained(turn)
@@ -225,7 +225,7 @@ def test_nothing_leaves_and_no_file_comes_back_after_a_withdrawal(
         turn.site.state(RUN).put("own", 1, {"w": torch.zeros(1)}, {})
         return found
 
-    monkeypatch.setattr(TrainingTurn, "_trained", withdrawn)
+    monkeypatch.setattr(TrainingTurn, "_train", withdrawn)
     request = TrainRequest(**stamp(place), arrays=Tensors(place.arrays()))
     kind, refusal, _, spent = told(place, request)
     assert kind == "NoneType" and refusal == f"error: {AFTER_DATA}" and len(spent) == 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from perennial.deploy.application import archive_of, read_application
+from perennial.deploy.application import pack_archive, read_application
 from perennial.deploy.control import start_run
 from perennial.deploy.federation import OperatorFolder
 from perennial.foundation.files import replace_file
@@ -44,7 +44,7 @@ def hostile_run(deployment: Deployment, name: str, **settings: str) -> tuple[str
     operator = OperatorFolder(deployment.operator)
     whole = {"name": name, "runs": str(operator.root / "state" / "runs"), **settings}
     app = read_application("guarded", operator.apps)
-    run = start_run(operator, archive_of(app.folder), app.digest, whole)
+    run = start_run(operator, pack_archive(app.folder), app.digest, whole)
     runs = operator.apps / "guarded.runs.json"
     replace_file(runs, json.dumps([run]).encode(), mode=0o644)
     status = deployment.wait_for_run("guarded")

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perennial.learning.batches import TrainingSet, in_batches, outputs
+from perennial.learning.batches import TrainingSet, compute_outputs, split_batches
 from perennial.models.sparsity import zero_shares
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import Noise
-from perennial.privacy.sample_level import BLOCK, PrivateGradient, blocks_of
+from perennial.privacy.sample_level import BLOCK, PrivateGradient, split_blocks
 from perennial.protocol.messages import EvaluateRequest, SparsityRequest, TrainRequest
 from perennial.protocol.tensors import Tensors
 from tests.redteam.attacked_hospital import TABLE, Hospital
@@ -91,7 +91,7 @@ def test_one_record_moves_a_release_by_its_own_part_alone(
     seen: list[Tensor] = []
     monkeypatch.setattr("perennial.privacy.sample_level.add_noise", lambda *_: None)
     monkeypatch.setattr(
-        "perennial.privacy.noised_counts.discrete_gaussian", lambda n, *_: np.zeros(n, dtype=np.int64)
+        "perennial.privacy.noised_counts.draw_discrete_gaussian", lambda n, *_: np.zeros(n, dtype=np.int64)
     )
     monkeypatch.setattr(
         "perennial.strategies.clustered_personalisation.site.add_noise",
@@ -135,9 +135,9 @@ def test_no_bit_of_a_row_follows_the_rows_beside_it() -> None:
     def found(rows: slice) -> tuple[Tensor, ...]:
         data = TrainingSet(x[rows], y[rows], *constants, alone=True)
         with PrivateGradient(model.train(), PRIVACY, 1.0, Noise()) as private:
-            norms = private.clipped_norms(data.places, losses_of(data))
-        zeros = torch.stack(zero_shares(model.eval(), in_batches(data), 5)[4:]) * len(data)
-        return outputs(model, data), norms, zeros.round()
+            norms = private.measure_clipped_norms(data.places, losses_of(data))
+        zeros = torch.stack(zero_shares(model.eval(), split_batches(data), 5)[4:]) * len(data)
+        return compute_outputs(model, data), norms, zeros.round()
 
     for size in range(2, len(x) + 1):
         (values, norms, zeros), (others, norms_of_others, fewer) = found(slice(size)), found(slice(1, size))
@@ -147,9 +147,9 @@ def test_no_bit_of_a_row_follows_the_rows_beside_it() -> None:
 
 def test_each_sample_lies_in_one_block_at_its_own_place() -> None:
     places = torch.randint(1 << 32, (300,), generator=torch.Generator().manual_seed(0))
-    blocks = blocks_of(places)
+    blocks = split_blocks(places)
     assert blocks.shape[1] == BLOCK and sorted(blocks[blocks >= 0].tolist()) == list(range(300))
     for block in blocks:
         there = (block >= 0).nonzero()[:, 0]
         assert torch.equal(places[block[there]] % BLOCK, there)
-    assert blocks_of(places[:0]).shape == (0, BLOCK)
+    assert split_blocks(places[:0]).shape == (0, BLOCK)

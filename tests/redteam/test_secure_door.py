@@ -13,7 +13,7 @@ from flwr.app import Message
 from perennial.client import time_limit as time_limit_module
 from perennial.client.request_count import REPEATS
 from perennial.client.secure_state import SecureState
-from perennial.config.charges import update
+from perennial.config.charges import price_update
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PerennialError, PolicyRefusal, StateError
 from perennial.privacy.released import Public, Released
@@ -133,7 +133,7 @@ def test_an_attempt_on_the_disk_never_goes_back(tmp_path: Path) -> None:
     keeper.keep(session)
     with pytest.raises(StateError, match="is masked; it does not become prepared again"):
         keeper.keep(before)
-    found = keeper.session(1)
+    found = keeper.load_session(1)
     assert found is not None and found.stage == "masked"
 
 
@@ -149,7 +149,7 @@ def test_two_requests_of_one_attempt_at_once_mask_one_value(
     site = hospital.site
     monkeypatch.setattr(
         secure_answers,
-        "secure_state",
+        "open_secure_state",
         lambda *_: (site.experiment.secure, SecureState(tmp_path, RUN, "site-000", SitePolicy())),
     )
     request = _train(hospital, session)
@@ -160,13 +160,13 @@ def test_two_requests_of_one_attempt_at_once_mask_one_value(
         sent.append(number)
         with suppress(threading.BrokenBarrierError):
             together.wait()  # both are here, unless the second has to wait for the first
-        return Released(np.full(4, number, np.uint64), update(site.experiment, request.run))
+        return Released(np.full(4, number, np.uint64), price_update(site.experiment, request.run))
 
     answers: list[bytes] = []
 
     def answer() -> None:
         try:
-            reply = secure_values.masked_reply(site, request, "update", "b" * 64, words)
+            reply = secure_values.build_masked_reply(site, request, "update", "b" * 64, words)
         except PerennialError:
             return
         answers.append(reply.words["words"].numpy().tobytes())
@@ -204,14 +204,14 @@ def test_a_value_that_one_run_masked_is_masked_in_no_second_run(
 
     def words() -> Released[Words]:
         made.append(1)
-        return Released(np.zeros(4, np.uint64), update(site.experiment, RUN))
+        return Released(np.zeros(4, np.uint64), price_update(site.experiment, RUN))
 
     def masked(run: str) -> Any:
         keeper, session = _enrolled(tmp_path, run)
-        monkeypatch.setattr(secure_answers, "secure_state", lambda *_: (site.experiment.secure, keeper))
+        monkeypatch.setattr(secure_answers, "open_secure_state", lambda *_: (site.experiment.secure, keeper))
         request = _train(hospital, session)
         keeper.keep(session)
-        return secure_values.masked_reply(site, request, "update", "b" * 64, words)
+        return secure_values.build_masked_reply(site, request, "update", "b" * 64, words)
 
     assert masked(RUN).words
     with pytest.raises(PolicyRefusal, match=f"secure: .* is masked in run {RUN}, whose sum may be opened"):
@@ -233,7 +233,7 @@ def test_an_update_that_is_not_finite_is_masked_as_zero(tmp_path: Path) -> None:
     )
     update = Tensors(w=torch.full((3,), torch.nan))
     typed = {
-        "update": Released(update, charges.update(hospital.experiment, RUN)),
+        "update": Released(update, charges.price_update(hospital.experiment, RUN)),
         "num_examples": Public(5),
     }
     assert update_words(hospital.site, request, typed).value[:3].tolist() == [0, 0, 0]

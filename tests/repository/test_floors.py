@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perennial.config.strategies import SITE_HALVES, STRATEGIES
-from perennial.learning.site_method import site_half_of
+from perennial.learning.site_method import find_site_half
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "perennial"
@@ -137,7 +137,7 @@ def test_rooms_below_the_commands_take_the_version_alone_from_the_face() -> None
 
 
 def test_no_file_of_a_site_names_a_method() -> None:
-    of_halves = {kind.__name__ for name in SITE_HALVES for kind in site_half_of(name).answers}
+    of_halves = {kind.__name__ for name in SITE_HALVES for kind in find_site_half(name).answers}
     classes = {target.rpartition(":")[2] for target in (*STRATEGIES.values(), *SITE_HALVES.values())}
     forbidden, found = {*STRATEGIES, *of_halves, *classes}, []
     for path in sorted((PACKAGE / "client").rglob("*.py")):

@@ -28,16 +28,16 @@ request = DescribeRequest(version=VERSION, experiment="e" * 64).to_record()
 TRAIN = """
 import torch
 from perennial.config.experiment import load_experiment
-from perennial.config.simulation import simulated_federation
-from perennial.models.incremental import travelling
+from perennial.config.simulation import load_simulated_federation
+from perennial.models.incremental import select_travelling
 from perennial.models.factory import build_model
 from pathlib import Path
 from perennial.protocol.tensors import Tensors
 from perennial.protocol.messages import TrainRequest
 from perennial.client.app import app
 experiment = load_experiment(Path(sys.argv[1]))
-registry = simulated_federation(experiment).registry
-arrays = travelling(build_model(experiment.model, (1, 8, 8), registry.schedule.num_classes(1), 1))
+registry = load_simulated_federation(experiment).registry
+arrays = select_travelling(build_model(experiment.model, (1, 8, 8), registry.schedule.num_classes(1), 1))
 request = TrainRequest(
     run="0" * 16, experiment=experiment.digest, class_order=registry.order_hash, task=1, round=1,
     num_classes=registry.schedule.num_classes(1), arrays=Tensors(arrays), previous="",

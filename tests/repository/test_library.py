@@ -16,7 +16,7 @@ import yaml
 import perennial
 from perennial import Callback, Experiment, PerennialError, Run, Source, load_experiment, load_run, run
 from perennial.foundation.errors import ConfigError
-from perennial.server.summary import hashes_of
+from perennial.server.summary import extract_hashes
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "experiments" / "quickstart.yaml"
@@ -111,16 +111,16 @@ def test_an_object_is_run_as_its_file_is(finished: Run, tmp_path: Path) -> None:
             seen.append(entry["round"])
 
     again = run(experiment, runs=tmp_path, workers=2, device="cpu", name="again", callbacks=[Rounds()])
-    assert hashes_of(again.summary) == hashes_of(finished.summary)
+    assert extract_hashes(again.summary) == extract_hashes(finished.summary)
     assert again.folder == tmp_path / "again"
     assert seen == [*range(1, 1 + finished.summary["rounds"])]
     other = run(experiment, seed=5, runs=tmp_path, device="cpu", name="other")
-    assert hashes_of(other.summary) != hashes_of(finished.summary)
+    assert extract_hashes(other.summary) != extract_hashes(finished.summary)
 
 
 def test_a_finished_run_goes_on(finished: Run) -> None:
     again = run(resume=finished.folder, device="cpu")
-    assert hashes_of(again.summary) == hashes_of(finished.summary)
+    assert extract_hashes(again.summary) == extract_hashes(finished.summary)
     with pytest.raises(PerennialError, match="give an experiment"):
         run()
 
@@ -142,9 +142,11 @@ def test_own_arrays_become_a_model_without_a_file(tmp_path: Path) -> None:
     assert "&lt;calm&gt;" in result.model._repr_html_() and "<calm>" not in result.model._repr_html_()
     assert "after task 2" in result._repr_html_()
     again = run(content, data=held, runs=tmp_path)
-    assert again.folder.name == "experiment-2" and hashes_of(again.summary) == hashes_of(result.summary)
+    assert again.folder.name == "experiment-2" and extract_hashes(again.summary) == extract_hashes(
+        result.summary
+    )
     over = run(content, data=held, runs=tmp_path, overwrite=True)
-    assert over.folder == result.folder and hashes_of(over.summary) == hashes_of(result.summary)
+    assert over.folder == result.folder and extract_hashes(over.summary) == extract_hashes(result.summary)
     with pytest.raises(PerennialError, match=r"y has shape \(79,\) for 80 rows of x"):
         run(content, data=Source.of(x, y[1:]), runs=tmp_path, name="other")
     assert not (tmp_path / "other").exists()

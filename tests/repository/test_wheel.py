@@ -32,8 +32,8 @@ EXPERIMENT: dict[str, Any] = {
 }
 STAGE = (
     "import sys; from pathlib import Path; from perennial.deploy.application import stage_application\n"
-    "from perennial.foundation.plugins import listed, using\n"
-    "with using(listed(','.join(sys.argv[3:]))):\n"
+    "from perennial.foundation.plugins import parse_names, use_also\n"
+    "with use_also(parse_names(','.join(sys.argv[3:]))):\n"
     "    print(stage_application(Path(sys.argv[1]), [], 'staged', Path(sys.argv[2])).digest)"
 )
 

@@ -12,7 +12,7 @@ from flwr.app import Context, Error, Message, RecordDict
 
 from perennial.client.app import app as client_app
 from perennial.config.run import RunSettings
-from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
+from perennial.engine.grid import InProcessGrid, build_site_contexts, set_task_identity
 from perennial.server.app import serve
 
 EXPERIMENT: dict[str, Any] = {
@@ -35,7 +35,7 @@ class SwitchedGrid(InProcessGrid):
     """
 
     def __init__(self, run_config: dict[str, Any], sites: int = 3) -> None:
-        super().__init__(client_app, site_contexts(sites, run_config))
+        super().__init__(client_app, build_site_contexts(sites, run_config))
         self.off: set[int] = set()
         self.delay = 0.0
         self.lingering = False

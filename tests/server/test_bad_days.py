@@ -11,7 +11,7 @@ from flwr.app import Context, Message, RecordDict
 
 from perennial.client.app import app as client_app
 from perennial.config.run import RunSettings
-from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.grid import InProcessGrid, build_site_contexts
 from perennial.foundation.errors import StateError
 from perennial.server.app import serve
 
@@ -31,7 +31,7 @@ class FaultyGrid(InProcessGrid):
     """One site whose training replies pass through a fault."""
 
     def __init__(self, run_config: dict[str, Any], faulty: set[int], fault: Fault) -> None:
-        super().__init__(client_app, site_contexts(3, run_config))
+        super().__init__(client_app, build_site_contexts(3, run_config))
         self._faulty, self._fault = faulty, fault
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

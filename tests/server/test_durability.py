@@ -23,10 +23,10 @@ from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation import files
 from perennial.foundation.errors import StateError
-from perennial.foundation.files import replace_file, sole_owner
+from perennial.foundation.files import hold_folder, replace_file
 from perennial.server import checkpoint
 from perennial.server.checkpoint import BEFORE, LATEST, load_checkpoint
-from perennial.server.summary import hashes_of
+from perennial.server.summary import extract_hashes
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
@@ -73,7 +73,7 @@ def test_a_damaged_checkpoint_costs_one_round_and_no_bit(tmp_path: Path, damage:
         data[-5] ^= 1
     latest.write_bytes({"cut": data[:-100], "flip": data, "empty": b""}[damage])
     resumed = run_in_process(RunSettings(**{**vars(settings), "resume": "yes"}))
-    assert hashes_of(resumed) == hashes_of(whole)
+    assert extract_hashes(resumed) == extract_hashes(whole)
     notes = (tmp_path / "runs" / "small" / "events.jsonl").read_text()
     assert "damaged" in notes and LATEST in notes, "the operator is told"
 
@@ -111,7 +111,7 @@ def test_a_full_disk_ends_the_run_and_room_lets_it_go_on(
     assert not list((tmp_path / "runs").rglob("*.partial")), "nothing half-written stays"
     resume = (tmp_path / "runs" / "small" / "events.jsonl").exists()
     resumed = run_in_process(RunSettings(**{**vars(settings), "resume": "yes" if resume else ""}))
-    assert hashes_of(resumed) == hashes_of(whole)
+    assert extract_hashes(resumed) == extract_hashes(whole)
 
 
 def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_two_writers_of_one_file_leave_it_whole(tmp_path: Path) -> None:
 def test_two_servers_do_not_share_a_run_folder(tmp_path: Path) -> None:
     settings = RunSettings(write(tmp_path), runs=str(tmp_path / "runs"))
     with (
-        sole_owner(tmp_path / "runs" / "small", "the first server"),
+        hold_folder(tmp_path / "runs" / "small", "the first server"),
         pytest.raises(StateError, match=r"in use by another process \(the first server, process \d+\)"),
     ):
         run_in_process(settings)
@@ -221,7 +221,7 @@ def test_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
             break
         assert process.returncode == -signal.SIGKILL, output.decode()
     summary = json.loads((runs / "small" / "summary.json").read_text())
-    assert killed >= 2 and hashes_of(summary) == hashes_of(whole)
+    assert killed >= 2 and extract_hashes(summary) == extract_hashes(whole)
 
 
 DISK_WRITES_SMALL: dict[str, Any] = {
@@ -281,4 +281,4 @@ def test_a_power_cut_costs_the_newest_checkpoint_and_no_bit(tmp_path: Path) -> N
     assert load_checkpoint(folder / "checkpoint")[0].progress.round == 1
     assert (folder / "checkpoint" / BEFORE).exists()
     resumed = run_in_process(RunSettings(**{**vars(own), "resume": "yes"}))
-    assert hashes_of(resumed) == hashes_of(whole)
+    assert extract_hashes(resumed) == extract_hashes(whole)

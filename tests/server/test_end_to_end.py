@@ -9,7 +9,7 @@ import yaml
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import StateError
-from perennial.server.summary import hashes_of
+from perennial.server.summary import extract_hashes
 from tests.forks import run_code
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +63,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
         killed = run_code(KILLED, *arguments)
         assert killed.returncode == -9, killed.stderr
         resumed = run_in_process(RunSettings(experiment, runs=str(runs), resume="yes"))
-        assert hashes_of(resumed) == hashes_of(whole), f"killed at {event} {value}"
+        assert extract_hashes(resumed) == extract_hashes(whole), f"killed at {event} {value}"
         events = [json.loads(line) for line in (runs / "small" / "events.jsonl").read_text().splitlines()]
         rounds = [entry["round"] for entry in events if entry["event"] == "round"]
         assert rounds == [1, 2, 3, 4]

@@ -13,7 +13,7 @@ from safetensors.torch import save
 
 from perennial.config import simulation
 from perennial.config.run import RunSettings
-from perennial.engine.run import resumed_settings, run_in_process
+from perennial.engine.run import load_resumed_settings, run_in_process
 from perennial.foundation.errors import StateError
 from perennial.server.checkpoint import BEFORE, CHECKPOINT, LATEST
 from perennial.server.journal import read_events
@@ -72,7 +72,7 @@ def killed_at(settings: RunSettings, line: int) -> bool:
 
 def resumed(folder: Path) -> dict[str, Any]:
     simulation.forget_simulated()
-    return run_in_process(resumed_settings(None, [], None, folder, "cpu"))
+    return run_in_process(load_resumed_settings(None, [], None, folder, "cpu"))
 
 
 @pytest.fixture(scope="module")

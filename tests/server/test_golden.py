@@ -18,7 +18,7 @@ from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.privacy.ledger import Ledger, Limit
-from perennial.privacy.record_book import RecordBook, as_ids, times
+from perennial.privacy.record_book import RecordBook, as_ids, count_times
 from perennial.server.releases import Releases
 from perennial.server.run_record import read_events, read_run, read_summary
 from perennial.server.verification import verify
@@ -71,9 +71,9 @@ def test_a_run_that_an_earlier_release_began_is_finished_by_this_one(
     assert after[:2] == before[:2] and [event["round"] for event in after] == [1, 2, 3, 4]
     if name == "protected":
         assert read_summary(run).epsilon is not None
-        counted = Releases(run).charged()
+        counted = Releases(run).list_charged()
         for site in (run / "sites").iterdir():
-            charges = [entry.kind for entry in Ledger(site).entries()]
+            charges = [entry.kind for entry in Ledger(site).read_entries()]
             # this release asks another question in the third round: it is answered, and paid for, anew
             assert charges.count("update") == 5
             assert Counter(charges) == Counter(entry.kind for entry in counted[site.name])
@@ -120,11 +120,11 @@ def test_a_model_whose_sums_were_signed_without_settings_is_left_to_its_release(
 @pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
 def test_records_that_an_earlier_release_charged_are_known(release: Path, tmp_path: Path) -> None:
     ledger, book = Ledger(unpacked(release, "site", tmp_path)), RecordBook(tmp_path, bytes(32))
-    assert len(ledger.entries()) == 2
-    ledger.require_within(ledger.entries()[0], Limit(**BUDGET))
+    assert len(ledger.read_entries()) == 2
+    ledger.require_within(ledger.read_entries()[0], Limit(**BUDGET))
     ids = as_ids(np.arange(3 * 16, dtype=np.uint8).reshape(3, 16))
-    found = book.other_parts(replace(ledger.entries()[0], part="run/task 3"), ledger.totals())
-    assert {part: [times(each, ids).tolist() for each in sets] for part, sets in found.items()} == {
+    found = book.read_other_parts(replace(ledger.read_entries()[0], part="run/task 3"), ledger.totals())
+    assert {part: [count_times(each, ids).tolist() for each in sets] for part, sets in found.items()} == {
         "run/task 1": [[1, 1, 1]],
         "run/task 2": [[0, 1, 1]],
     }

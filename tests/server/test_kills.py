@@ -123,7 +123,7 @@ def read_outcome(runs: Path) -> dict[str, Any]:
         "rounds": summary["rounds"],
         "accuracy": summary["accuracy_matrix"],
         "epsilon": epsilon.get("value"),
-        "charges": {path.name: len(Ledger(path).entries()) for path in sites},
+        "charges": {path.name: len(Ledger(path).read_entries()) for path in sites},
     }
 
 
@@ -235,4 +235,4 @@ def test_a_kill_between(window: str, tmp_path: Path) -> None:
 
 
 def _charged(runs: Path, names: list[str]) -> dict[str, int]:
-    return {name: len(Ledger(runs / "crash" / "sites" / name).entries()) for name in names}
+    return {name: len(Ledger(runs / "crash" / "sites" / name).read_entries()) for name in names}

@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.metrics import average_precision_score, confusion_matrix, roc_auc_score
 
-from perennial.learning.analytic.solve import Sums, gaussian, ridge
+from perennial.learning.analytic.solve import Sums, solve_gaussian, solve_ridge
 from perennial.learning.analytic.statistics import Collector
 from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
 from perennial.learning.evaluation_tables import (
@@ -19,40 +19,40 @@ from perennial.learning.evaluation_tables import (
     EvaluationTables,
     score_bin_lower,
 )
-from perennial.learning.scored import Scored, bin_logits, likelihoods, score_logits
+from perennial.learning.scored import Scored, bin_logits, compute_likelihoods, score_logits
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
-from perennial.models.feature_maps.projection import on_grid
+from perennial.models.feature_maps.projection import round_to_grid
 from perennial.models.prediction import log_odds
 from perennial.server.evaluation import Judge
 from perennial.server.measures.assemble import (
     assemble,
-    class_measures,
-    part_measures,
-    patient_intervals,
+    estimate_patient_intervals,
+    measure_classes,
+    measure_parts,
     point_values,
 )
 from perennial.server.measures.calibration import (
-    at_an_end,
-    calibration_error,
-    chosen_temperature,
-    expected_calibration_error,
-    least_samples,
-    reliability,
-    threshold,
-    thresholds,
+    compute_ece,
+    compute_least_samples,
+    compute_reliability,
+    compute_threshold,
+    compute_thresholds,
+    estimate_calibration_error,
+    fit_temperature,
+    is_at_end,
 )
-from perennial.server.measures.headline import headline
+from perennial.server.measures.headline import describe_measures
 from perennial.server.measures.record import (
     Calibration,
     ClassMeasures,
     Figure,
     Measures,
     PartMeasures,
-    auprc,
-    auroc,
-    precision_recall_areas,
-    wilson,
+    compute_pr_areas,
+    compute_wilson_interval,
+    estimate_auprc,
+    estimate_auroc,
 )
 
 
@@ -76,7 +76,7 @@ def noisy(seed: int, samples: int, classes: int, sharpness: float) -> tuple[torc
 def test_shares_of_a_confusion_matrix_worked_out_by_hand() -> None:
     tables = EvaluationTables.empty(3)
     tables.confusion[...] = [[8, 1, 1], [2, 18, 0], [0, 5, 15]]
-    first = class_measures(tables, ["a", "b", "c"])[0]
+    first = measure_classes(tables, ["a", "b", "c"])[0]
     assert (first.samples, first.called) == (10, 10)
     assert first.sensitivity.value == pytest.approx(8 / 10)
     assert first.specificity.value == pytest.approx(38 / 40)
@@ -92,7 +92,7 @@ def test_shares_of_a_confusion_matrix_worked_out_by_hand() -> None:
 
 def test_tables_count_what_the_probabilities_say() -> None:
     found, probabilities = scored()
-    tables = found.tables()
+    tables = found.build_tables()
     assert np.array_equal(tables.confusion, confusion_matrix(found.label, probabilities.argmax(axis=1)))
     odds = np.log(probabilities) - np.log1p(-probabilities)
     for label in range(4):
@@ -102,9 +102,11 @@ def test_tables_count_what_the_probabilities_say() -> None:
         assert np.array_equal(tables.negative[label], np.bincount(bins[~own], minlength=SCORE_BINS))
     assert np.array_equal(EvaluationTables.from_vector(tables.vector(), 4).vector(), tables.vector())
     half = np.arange(len(found)) < 100
-    assert np.array_equal((found.pick(half).tables() + found.pick(~half).tables()).vector(), tables.vector())
-    weighted = found.tables(np.where(half, 2, 0).astype(np.int64))
-    assert np.array_equal(weighted.vector(), 2 * found.pick(half).tables().vector())
+    assert np.array_equal(
+        (found.pick(half).build_tables() + found.pick(~half).build_tables()).vector(), tables.vector()
+    )
+    weighted = found.build_tables(np.where(half, 2, 0).astype(np.int64))
+    assert np.array_equal(weighted.vector(), 2 * found.pick(half).build_tables().vector())
     with pytest.raises(ValueError, match="expected"):
         EvaluationTables.from_vector(tables.vector()[:-1], 4)
 
@@ -125,12 +127,12 @@ def test_every_sample_is_scored_in_batches_too() -> None:
 
 def test_areas_agree_with_another_implementation() -> None:
     found, shares = scored(samples=300)
-    tables = found.tables()
+    tables = found.build_tables()
     for label in range(4):
         own = (found.label == label).astype(int)
-        area = auroc(tables.positive[label], tables.negative[label])
+        area = estimate_auroc(tables.positive[label], tables.negative[label])
         assert area.value == pytest.approx(roc_auc_score(own, found.score[:, label]), abs=1e-12)
-        precision = auprc(tables.positive[label], tables.negative[label])
+        precision = estimate_auprc(tables.positive[label], tables.negative[label])
         # within a bin the class's samples stand evenly among the others
         assert precision.value == pytest.approx(average_precision_score(own, shares[:, label]), abs=0.004)
         low, value, high = area.low, area.value, area.high
@@ -140,7 +142,7 @@ def test_areas_agree_with_another_implementation() -> None:
 def test_delongs_interval_against_all_pairs() -> None:
     generator = np.random.default_rng(1)
     ones, zeros = generator.integers(3, 9, 40), generator.integers(0, 7, 60)
-    found = auroc(np.bincount(ones, minlength=10), np.bincount(zeros, minlength=10))
+    found = estimate_auroc(np.bincount(ones, minlength=10), np.bincount(zeros, minlength=10))
     wins = (ones[:, None] > zeros) + 0.5 * (ones[:, None] == zeros)
     error = math.sqrt(wins.mean(axis=1).var(ddof=1) / 40 + wins.mean(axis=0).var(ddof=1) / 60)
     assert found.value == pytest.approx(wins.mean())
@@ -156,47 +158,47 @@ def test_calibration_error_worked_out_by_hand() -> None:
     confidence[0, 95], confidence[1, 95] = 10, 9
     confidence[0, 55], confidence[1, 55] = 10, 3
     expected = 0.5 * abs(0.955 - 0.9) + 0.5 * abs(0.555 - 0.3)
-    assert expected_calibration_error(confidence) == pytest.approx(expected)
-    figure = calibration_error(confidence)
+    assert compute_ece(confidence) == pytest.approx(expected)
+    figure = estimate_calibration_error(confidence)
     assert figure.value == pytest.approx(expected) and figure.low is not None and figure.low < expected
-    assert [(g.samples, g.right) for g in reliability(confidence)] == [(10, 0.3), (10, 0.9)]
-    assert expected_calibration_error(np.zeros((2, CONFIDENCE_BINS), dtype=np.int64)) is None
+    assert [(g.samples, g.right) for g in compute_reliability(confidence)] == [(10, 0.3), (10, 0.9)]
+    assert compute_ece(np.zeros((2, CONFIDENCE_BINS), dtype=np.int64)) is None
 
 
 def fitted(logits: torch.Tensor, labels: torch.Tensor) -> float:
     """The temperature that samples of these logits choose."""
     data = TrainingSet(logits, labels, torch.zeros(logits.shape[1]), torch.ones(logits.shape[1]))
     tables = EvaluationTables.empty(logits.shape[1])
-    tables.likelihood[...], tables.validation[0] = likelihoods(lambda x: x, data), len(labels)
-    found = chosen_temperature(tables)
+    tables.likelihood[...], tables.validation[0] = compute_likelihoods(lambda x: x, data), len(labels)
+    found = fit_temperature(tables)
     assert found is not None
     return found
 
 
 def test_the_temperature_is_that_of_the_least_loss_and_mends_overconfidence() -> None:
     logits, labels = noisy(0, 4000, 4, 4.0)
-    tables = Scored(*bin_logits(logits, labels)).tables()
+    tables = Scored(*bin_logits(logits, labels)).build_tables()
     temperature = fitted(logits, labels)
     # logits are 4 times those of a model that is nearly calibrated at 1.5
-    assert temperature in TEMPERATURES and 2.0 <= temperature <= 4.0 and not at_an_end(temperature)
-    tables = Scored(*bin_logits(logits, labels, temperature)).tables()
-    before, after = map(expected_calibration_error, tables.confidence)
+    assert temperature in TEMPERATURES and 2.0 <= temperature <= 4.0 and not is_at_end(temperature)
+    tables = Scored(*bin_logits(logits, labels, temperature)).build_tables()
+    before, after = map(compute_ece, tables.confidence)
     assert before is not None and after is not None and after < before / 4
-    assert chosen_temperature(tables) is None
+    assert fit_temperature(tables) is None
 
 
 def test_an_error_that_chance_explains_is_no_headline() -> None:
     wrong = Calibration(scaled_error=Figure(value=0.2), by_chance=Figure(value=0.15, high=0.19))
-    assert "wrong by 20 points" in headline(measures([0.9, 0.8], calibration=wrong))[0]
+    assert "wrong by 20 points" in describe_measures(measures([0.9, 0.8], calibration=wrong))[0]
     chance = wrong.model_copy(update={"by_chance": Figure(value=0.15, high=0.3)})
-    assert len(headline(measures([0.9, 0.8], calibration=chance))) == 1
+    assert len(describe_measures(measures([0.9, 0.8], calibration=chance))) == 1
 
 
 HEADS = {
-    "gaussian": lambda sums: gaussian(sums, 0.1),
-    "gaussian, hardly shrunk": lambda sums: gaussian(sums, 0.003),
-    "ridge": lambda sums: ridge(sums, 1e-3, standardise=True),
-    "ridge, hardly shrunk": lambda sums: ridge(sums, 1e-5),
+    "gaussian": lambda sums: solve_gaussian(sums, 0.1),
+    "gaussian, hardly shrunk": lambda sums: solve_gaussian(sums, 0.003),
+    "ridge": lambda sums: solve_ridge(sums, 1e-3, standardise=True),
+    "ridge, hardly shrunk": lambda sums: solve_ridge(sums, 1e-5),
 }
 
 
@@ -212,21 +214,21 @@ def test_figures_from_tables_are_those_of_the_exact_probabilities(
     pixels = pixels.float() + 6 * torch.randn(pixels.shape, generator=generator)
     rows = (digits < classes).nonzero().flatten()
     rows = rows[torch.randperm(len(rows), generator=generator)]
-    features = on_grid(torch.relu((pixels[rows] - 8) @ torch.randn(64, 150, generator=generator)))
+    features = round_to_grid(torch.relu((pixels[rows] - 8) @ torch.randn(64, 150, generator=generator)))
     labels = digits[rows]
     train, chosen, judged = slice(0, samples), slice(samples, samples + samples // 3), slice(-samples, None)
     collector = Collector(150, range(classes))
     collector.add(features[train], labels[train])
     scores = HEADS[head](Sums.of(collector.finish())).scores(features)
     temperature = fitted(scores[chosen], labels[chosen])
-    assert not at_an_end(temperature)
-    tables = Scored(*bin_logits(scores[judged], labels[judged], temperature)).tables()
+    assert not is_at_end(temperature)
+    tables = Scored(*bin_logits(scores[judged], labels[judged], temperature)).build_tables()
     exact, truth = (scores[judged] / temperature).softmax(dim=1).numpy(), labels[judged].numpy()
     odds = log_odds(scores[judged] / temperature).numpy()
-    precisions, apart = precision_recall_areas(tables.positive, tables.negative), []
+    precisions, apart = compute_pr_areas(tables.positive, tables.negative), []
     for label in range(classes):
         own = truth == label
-        found = auroc(tables.positive[label], tables.negative[label]).value
+        found = estimate_auroc(tables.positive[label], tables.negative[label]).value
         assert found == pytest.approx(roc_auc_score(own, odds[:, label]), abs=0.005)
         found, wanted = precisions[label], average_precision_score(own, odds[:, label])
         # a tie of the best of few samples with one of another class moves the area by half of its share
@@ -236,25 +238,25 @@ def test_figures_from_tables_are_those_of_the_exact_probabilities(
     top, right = exact.max(axis=1), exact.argmax(axis=1) == truth
     groups = np.minimum((top * 20).astype(int), 19)
     error = sum(abs((top - right)[groups == group].sum()) for group in range(20)) / len(truth)
-    assert expected_calibration_error(tables.confidence[1]) == pytest.approx(error, abs=0.005)
+    assert compute_ece(tables.confidence[1]) == pytest.approx(error, abs=0.005)
 
 
 def test_thresholds_worked_out_by_hand() -> None:
     scores = np.zeros(SCORE_BINS, dtype=np.int64)
     scores[[20, 60, 80, 100]] = 1, 2, 3, 4
     # n = 10, coverage 0.9: rank ceil(9.9) = 10, the least probable of all: the lower edge of bin 20
-    assert threshold(scores, 0.9, 3).log_odds == score_bin_lower(20, 3)
+    assert compute_threshold(scores, 0.9, 3).log_odds == score_bin_lower(20, 3)
     # coverage 0.8: rank ceil(8.8) = 9, the second least probable
-    assert threshold(scores, 0.8, 3).log_odds == score_bin_lower(60, 3)
+    assert compute_threshold(scores, 0.8, 3).log_odds == score_bin_lower(60, 3)
     # coverage 0.95: rank 11 is beyond n, so the class is always in the set
-    beyond = threshold(scores, 0.95, 3)
+    beyond = compute_threshold(scores, 0.95, 3)
     assert (beyond.log_odds, beyond.informative, beyond.samples) == (-math.inf, False, 10)
-    assert [least_samples(coverage) for coverage in (0.9, 0.95, 0.8)] == [9, 19, 4]
+    assert [compute_least_samples(coverage) for coverage in (0.9, 0.95, 0.8)] == [9, 19, 4]
     nine = np.zeros(SCORE_BINS, dtype=np.int64)
     nine[64] = 9
-    assert threshold(nine, 0.9, 3).informative
+    assert compute_threshold(nine, 0.9, 3).informative
     nine[64] = 8
-    assert not threshold(nine, 0.9, 3).informative
+    assert not compute_threshold(nine, 0.9, 3).informative
 
 
 def test_sets_cover_each_class_as_stated() -> None:
@@ -265,7 +267,7 @@ def test_sets_cover_each_class_as_stated() -> None:
     rounds = 60
     for _ in range(rounds):
         drawn = generator.permutation(len(pool))
-        bounds = thresholds(pool.pick(drawn[:160]).scores()[0], 0.8)
+        bounds = compute_thresholds(pool.pick(drawn[:160]).scores()[0], 0.8)
         fresh = pool.pick(drawn[160:2160])
         lower = np.array([score_bin_lower(index, 4) for index in range(SCORE_BINS)])
         for label in range(4):
@@ -279,9 +281,9 @@ def test_drawing_patients_widens_intervals_where_a_patient_has_several_samples()
     few, _ = scored(samples=60)
     repeated = few.pick(np.repeat(np.arange(60), 8))
     patients = np.repeat(np.arange(60), 8)
-    drawn = patient_intervals(repeated, patients, None)["accuracy"]
-    naive = wilson(sum(repeated.correct), len(repeated))
-    alone = wilson(sum(few.correct), len(few))
+    drawn = estimate_patient_intervals(repeated, patients, None)["accuracy"]
+    naive = compute_wilson_interval(sum(repeated.correct), len(repeated))
+    alone = compute_wilson_interval(sum(few.correct), len(few))
     assert (
         naive.low is not None and naive.high is not None and alone.low is not None and alone.high is not None
     )
@@ -291,13 +293,13 @@ def test_drawing_patients_widens_intervals_where_a_patient_has_several_samples()
 
 def test_a_site_with_many_samples_of_a_difficult_class_is_not_served_worse_for_that() -> None:
     easy, hard = np.array([[900, 855, 900], [100, 40, 100]]), np.array([[100, 95, 100], [900, 360, 900]])
-    found = part_measures({"easy": easy, "hard": hard}, ["x", "y"])
+    found = measure_parts({"easy": easy, "hard": hard}, ["x", "y"])
     assert found["hard"].accuracy.value == 0.455 and found["hard"].expected == pytest.approx(0.455)
     assert not found["hard"].lower
-    worse = part_measures({"easy": easy, "hard": hard - [[0, 9, 0], [0, 60, 0]]}, ["x", "y"])
+    worse = measure_parts({"easy": easy, "hard": hard - [[0, 9, 0], [0, 60, 0]]}, ["x", "y"])
     assert worse["hard"].lower and not worse["easy"].lower
     assert worse["hard"].expected == pytest.approx(0.455)
-    alone = part_measures({"a": np.array([[50, 40, 50]]), "b": np.array([[50, 45, 50]])}, ["x"])
+    alone = measure_parts({"a": np.array([[50, 40, 50]]), "b": np.array([[50, 45, 50]])}, ["x"])
     assert alone["a"].expected == 0.9 and not alone["a"].lower
 
 
@@ -307,7 +309,7 @@ def measures(sensitivities: list[float], called: list[int] | None = None, **more
             name=f"class {index}",
             samples=50,
             called=(called or [50] * len(sensitivities))[index],
-            sensitivity=wilson(round(50 * share), 50),
+            sensitivity=compute_wilson_interval(round(50 * share), 50),
         )
         for index, share in enumerate(sensitivities)
     ]
@@ -317,7 +319,7 @@ def measures(sensitivities: list[float], called: list[int] | None = None, **more
         "samples": 50 * len(classes),
         "held_out": 50 * len(classes),
         "classes": classes,
-        "accuracy": wilson(round(50 * mean * len(classes)), 50 * len(classes)),
+        "accuracy": compute_wilson_interval(round(50 * mean * len(classes)), 50 * len(classes)),
         "balanced_accuracy": Figure(value=mean, low=mean - 0.05, high=mean + 0.05),
         **more,
     }
@@ -325,21 +327,21 @@ def measures(sensitivities: list[float], called: list[int] | None = None, **more
 
 
 def test_a_headline_says_what_is_wrong_first() -> None:
-    found = headline(measures([0.9, 0.0, 0.8, 0.0, 0.3]))
+    found = describe_measures(measures([0.9, 0.0, 0.8, 0.0, 0.3]))
     assert found[0] == "Two of five classes are never recognised: class 1, class 3."
     assert found[1] == "Recognised in less than half of their cases: class 4 (30 %)."
     assert found[-1].startswith("Of 250 samples 40 % are classified correctly (95 % interval 34 to 46)")
-    collapsed = headline(measures([1.0, 0.0, 0.0], called=[150, 0, 0]))
+    collapsed = describe_measures(measures([1.0, 0.0, 0.0], called=[150, 0, 0]))
     assert collapsed[0] == "The model calls every sample class 0: it has not learnt to tell classes apart."
     assert any("cannot tell from guessing (33 %)" in sentence for sentence in collapsed)
-    assert len(headline(measures([0.9, 0.8]))) == 1
-    worse = {"north": PartMeasures(samples=10, accuracy=wilson(1, 10), lower=True)}
+    assert len(describe_measures(measures([0.9, 0.8]))) == 1
+    worse = {"north": PartMeasures(samples=10, accuracy=compute_wilson_interval(1, 10), lower=True)}
     assert (
         "Served worse than the others, class for class and beyond chance, by site: north (10 %)."
-        in headline(measures([0.9, 0.8], sites=worse))
+        in describe_measures(measures([0.9, 0.8], sites=worse))
     )
     nothing = Measures(source="sites", samples=0, held_out=0)
-    assert headline(nothing) == ["Nobody measured how well the model recognises the classes."]
+    assert describe_measures(nothing) == ["Nobody measured how well the model recognises the classes."]
 
 
 def test_a_model_is_judged_on_the_same_samples_of_seen_classes_only() -> None:

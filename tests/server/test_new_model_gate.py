@@ -21,9 +21,9 @@ from perennial.server.new_model_gate import (
     Kind,
     Part,
     compare,
-    paired_difference,
+    compute_paired_difference,
+    estimate_records_needed,
     read_margins,
-    records_needed,
     write_verdicts,
 )
 
@@ -174,11 +174,11 @@ def test_the_interval_is_that_of_the_constrained_likelihood_and_holds_its_level(
         return (gained - lost - units * difference) / error
 
     for lost, gained, units in ((0, 0, 45), (9, 1, 50), (1, 9, 50), (3, 2, 400)):
-        found = paired_difference(lost, gained, units)
+        found = compute_paired_difference(lost, gained, units)
         assert found.low is not None and found.high is not None
         assert by_maximum(lost, gained, units, found.low) == pytest.approx(Z, abs=1e-3)
         assert by_maximum(lost, gained, units, found.high) == pytest.approx(-Z, abs=1e-3)
-    assert paired_difference(0, 0, 45).low == pytest.approx(-Z * Z / (45 + Z * Z))
+    assert compute_paired_difference(0, 0, 45).low == pytest.approx(-Z * Z / (45 + Z * Z))
     # a model that is worse by the margin passes in 3.7 % at most, whatever else the two differ in
     for units, margin in ((20, 0.05), (36, 0.2)):
         cells = [(lost, gained) for lost in range(units + 1) for gained in range(units + 1 - lost)]
@@ -194,7 +194,7 @@ def test_the_interval_is_that_of_the_constrained_likelihood_and_holds_its_level(
 
 def test_what_a_margin_needs_and_how_sure_few_records_make_one() -> None:
     """Of two equally good models that differ on a tenth of records four in five pass at the usual number."""
-    assert records_needed(0.05) == (73, 350) and records_needed(0.1) == (35, 104)
+    assert estimate_records_needed(0.05) == (73, 350) and estimate_records_needed(0.1) == (35, 104)
     draw, passed = np.random.default_rng(0), 0
     for _ in range(400):
         lost, gained, _alike = draw.multinomial(350, [0.05, 0.05, 0.9])

@@ -17,7 +17,7 @@ from perennial.foundation.errors import ConfigError, PerennialError
 from perennial.learning.evaluation_tables import EvaluationTables
 from perennial.learning.scored import Scored, bin_logits
 from perennial.models.saved import load_saved
-from perennial.server.measures.headline import at_prevalence, operating_points
+from perennial.server.measures.headline import choose_operating_points, compute_predictive_values
 from perennial.server.measures.record import ClassMeasures, Measures, read_measures
 
 
@@ -34,7 +34,7 @@ def tables(seed: int, rows: int = 4000) -> tuple[EvaluationTables, np.ndarray, n
     odds = generator.normal(2.0 * label - 1, 1.2)
     logits = torch.tensor(np.stack([np.zeros(rows), odds], axis=1))
     scored = Scored(*bin_logits(logits, torch.from_numpy(label)))
-    found = scored.tables()
+    found = scored.build_tables()
     found.calibration[...] = scored.scores()
     return found, label, odds
 
@@ -44,7 +44,7 @@ def test_the_threshold_keeps_the_specificity_on_the_samples_that_chose_it_and_is
     judged, other_label, other_odds = tables(2)
     judged.calibration[...] = chosen.calibration
     for asked in (0.8, 0.95, 0.99):
-        point = operating_points(judged, ["ill", "well"], {"well": PointConfig(specificity=asked)})[0]
+        point = choose_operating_points(judged, ["ill", "well"], {"well": PointConfig(specificity=asked)})[0]
         assert point.log_odds is not None and point.samples == (label == 0).sum()
         kept = (odds[label == 0] < point.log_odds).mean()
         assert asked <= kept < asked + 0.03, "the next edge of a bin, on the cautious side"
@@ -55,14 +55,17 @@ def test_the_threshold_keeps_the_specificity_on_the_samples_that_chose_it_and_is
             (other_odds[other_label == 0] < point.log_odds).mean()
         )
     few, label, _ = tables(3, rows=30)
-    assert operating_points(few, ["ill", "well"], {"well": PointConfig(specificity=0.99)})[0].log_odds is None
-    assert operating_points(few, ["ill", "well"], {"later": PointConfig(sensitivity=0.9)}) == []
+    assert (
+        choose_operating_points(few, ["ill", "well"], {"well": PointConfig(specificity=0.99)})[0].log_odds
+        is None
+    )
+    assert choose_operating_points(few, ["ill", "well"], {"later": PointConfig(sensitivity=0.9)}) == []
 
 
 def test_the_threshold_keeps_the_sensitivity_on_the_samples_that_chose_it() -> None:
     judged, label, odds = tables(1)
     for asked in (0.8, 0.95, 0.99):
-        point = operating_points(judged, ["ill", "well"], {"well": PointConfig(sensitivity=asked)})[0]
+        point = choose_operating_points(judged, ["ill", "well"], {"well": PointConfig(sensitivity=asked)})[0]
         assert point.log_odds is not None and point.samples == (label == 1).sum()
         found = (odds[label == 1] >= point.log_odds).mean()
         assert asked <= found < asked + 0.03 and point.by == "sensitivity"
@@ -77,13 +80,13 @@ def test_what_an_answer_is_worth_at_the_reader_s_prevalence() -> None:
         classes=[ClassMeasures(name=name, samples=1000, called=1000) for name in ("ill", "well")],
         confusion=[[900, 100], [100, 900]],
     )
-    positive, negative = at_prevalence(measures, "ill", 0.01)
+    positive, negative = compute_predictive_values(measures, "ill", 0.01)
     assert positive.value == pytest.approx(0.9 * 0.01 / (0.9 * 0.01 + 0.1 * 0.99))
     assert negative.value == pytest.approx(0.9 * 0.99 / (0.9 * 0.99 + 0.1 * 0.01))
     assert positive.low is not None and positive.high is not None and positive.value is not None
     assert positive.low < positive.value < positive.high
     # at the test set's own share it is the ordinary value
-    assert at_prevalence(measures, "ill", 0.5)[0].value == pytest.approx(0.9)
+    assert compute_predictive_values(measures, "ill", 0.5)[0].value == pytest.approx(0.9)
     generator, held = np.random.default_rng(0), 0
     truth = 0.8 * 0.05 / (0.8 * 0.05 + 0.15 * 0.95)
     for _ in range(400):
@@ -91,7 +94,7 @@ def test_what_an_answer_is_worth_at_the_reader_s_prevalence() -> None:
         drawn = measures.model_copy(
             update={"confusion": [[int(hits), int(60 - hits)], [int(false), int(80 - false)]]}
         )
-        found = at_prevalence(drawn, "ill", 0.05)[0]
+        found = compute_predictive_values(drawn, "ill", 0.05)[0]
         assert found.low is not None and found.high is not None
         held += found.low <= truth <= found.high
     assert held >= 380

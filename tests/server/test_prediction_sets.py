@@ -10,12 +10,12 @@ from sklearn.datasets import load_digits
 
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.learning.analytic.solve import Sums, gaussian
+from perennial.learning.analytic.solve import Sums, solve_gaussian
 from perennial.learning.analytic.statistics import Collector
-from perennial.learning.evaluation_tables import least_score_bin
+from perennial.learning.evaluation_tables import find_least_score_bin
 from perennial.learning.scored import Scored, bin_logits
-from perennial.models.feature_maps.projection import on_grid
-from perennial.server.measures.calibration import thresholds
+from perennial.models.feature_maps.projection import round_to_grid
+from perennial.server.measures.calibration import compute_thresholds
 from perennial.server.measures.record import read_measures
 from perennial.server.report.card import write_card
 from tests.run_folders import Page
@@ -91,18 +91,20 @@ def test_sets_of_digits_reach_the_coverage_from_few_records_of_each_class() -> N
     pixels, digits = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
     generator = torch.Generator().manual_seed(1)
     noisy = pixels.float() + 6 * torch.randn(pixels.shape, generator=generator)
-    features = on_grid(torch.relu((noisy - 8) @ torch.randn(64, 100, generator=generator)))
+    features = round_to_grid(torch.relu((noisy - 8) @ torch.randn(64, 100, generator=generator)))
     collector = Collector(100, range(10))
     collector.add(features[:400], digits[:400])
-    scores = gaussian(Sums.of(collector.finish()), 0.1).scores(features[400:])
+    scores = solve_gaussian(Sums.of(collector.finish()), 0.1).scores(features[400:])
     pool = Scored(*bin_logits(scores, digits[400:], 20.0))
     draws, covered = np.random.default_rng(3), np.zeros((120, 10))
     for row in covered:
         order = draws.permutation(len(pool))
         of_class = [order[pool.label[order] == label] for label in range(10)]
-        bounds = thresholds(pool.pick(np.concatenate([rows[:30] for rows in of_class])).scores()[0], 0.9)
+        bounds = compute_thresholds(
+            pool.pick(np.concatenate([rows[:30] for rows in of_class])).scores()[0], 0.9
+        )
         for label, rows in enumerate(of_class):
-            least = least_score_bin(bounds[label].log_odds, 10)
+            least = find_least_score_bin(bounds[label].log_odds, 10)
             row[label] = (pool.score[rows[30:], label] >= least).mean()
     # the rank ceil(31 x 0.9) of 30 covers 28 / 31 = 90.3 % in the mean, and a bin somewhat more
     assert (covered.mean(axis=0) > 0.885).all() and 0.9 <= covered.mean() <= 0.92

@@ -23,8 +23,8 @@ from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
 from perennial.server.measures.record import Measures, read_measures
 from perennial.server.rounds import History
-from perennial.server.run_measures import task_measures
-from perennial.server.site_counts import SiteCounts, check_tables, tables_of
+from perennial.server.run_measures import measure_task
+from perennial.server.site_counts import SiteCounts, check_tables, read_tables
 from tests.client.test_site_demands import arrays, hospital, stamp
 from tests.run_folders import Page
 from tests.strategies.test_secure_runs import SMALL, write
@@ -87,7 +87,7 @@ def test_a_site_sends_tables_only_if_its_policy_says_so(tmp_path: Path) -> None:
     _, silent = evaluate(tmp_path / "silent", ["train", "evaluate"])
     assert silent.tables is None and sum(silent.total) > 0
     _, told = evaluate(tmp_path / "told", ["train", "evaluate", "measures"])
-    tables = tables_of(told, 0)
+    tables = read_tables(told, 0)
     assert (tables.correct, tables.total) == (told.correct, told.total)
     check_tables(told, 0, asked=True)
 
@@ -96,7 +96,7 @@ def test_samples_of_a_class_below_the_floor_are_in_no_table(tmp_path: Path) -> N
     site, told = evaluate(tmp_path, ["train", "evaluate", "measures"], min_samples=4)
     held = site.data.counts("test", told.num_classes)
     assert told.withheld and all(held[label] > 0 for label in told.withheld)
-    tables = tables_of(told, 0)
+    tables = read_tables(told, 0)
     assert not tables.confusion[told.withheld].any() and not tables.positive[told.withheld].any()
     assert tables.samples == sum(told.total)
     assert tables.negative.sum(axis=1).tolist() == [tables.samples - n for n in tables.total]
@@ -107,7 +107,7 @@ def test_tables_that_cannot_be_true_are_refused(tmp_path: Path) -> None:
     _, told = evaluate(tmp_path, ["train", "evaluate", "measures"])
 
     def forged(change: Any) -> EvaluateReply:
-        tables = tables_of(told, 0)
+        tables = read_tables(told, 0)
         change(tables)
         return replace(told, tables=Tensors(counts=torch.from_numpy(tables.vector())))
 
@@ -135,10 +135,10 @@ def test_suppressed_counts_void_the_stated_coverage(tmp_path: Path) -> None:
     counts = SiteCounts({})
     counts.tables.total = EvaluationTables.empty(2)
     counts.tables.total.confusion[...] = [[5, 1], [1, 5]]
-    found = task_measures(experiment, 1, ["a", "b"], None, None, counts)
+    found = measure_task(experiment, 1, ["a", "b"], None, None, counts)
     assert found is not None and found.prediction_sets is not None and not found.prediction_sets.void
     counts.tables.suppressed = 1
-    found = task_measures(experiment, 1, ["a", "b"], None, None, counts)
+    found = measure_task(experiment, 1, ["a", "b"], None, None, counts)
     assert found is not None and found.prediction_sets is not None
     assert "not guaranteed" in found.prediction_sets.void
 
@@ -185,10 +185,10 @@ def test_a_floor_keeps_small_cells_of_a_subgroup(tmp_path: Path) -> None:
     tasks, model = {"count": 1, "rounds": 1}, {"name": "mlp", "hidden": [4]}
     changes = {"data": data, "tasks": tasks, "model": model}
     _, whole = evaluate(tmp_path / "whole", ["train", "evaluate", "measures"], changes)
-    all_cells = tables_of(whole, 2).subgroups[:, :, 0]
+    all_cells = read_tables(whole, 2).subgroups[:, :, 0]
     least = int(all_cells.min()) + 1
     _, told = evaluate(tmp_path / "floor", ["train", "evaluate", "measures"], changes, min_samples=least)
-    cells = tables_of(told, 2).subgroups[:, :, 0]
+    cells = read_tables(told, 2).subgroups[:, :, 0]
     assert ((cells == 0) | (cells >= least)).all() and (cells == 0).sum() >= 1
     check_tables(told, 2, asked=True)
 
@@ -234,8 +234,8 @@ def test_without_test_samples_and_without_counts_nothing_is_reported(
 
 def test_an_evaluation_that_no_site_answers_leaves_a_hole() -> None:
     history = History({})
-    history.task_done([0, 1], None, SiteCounts({"north": ([9], [10])}))
-    facts = history.task_done([0, 1, 2], None, SiteCounts({}))
+    history.record_task([0, 1], None, SiteCounts({"north": ([9], [10])}))
+    facts = history.record_task([0, 1, 2], None, SiteCounts({}))
     assert facts["accuracy"] == history.data["central"][1] == [None, None]
     assert facts["average_accuracy"] is None
     assert history.data["average"] == history.data["federated"] == [0.9, None]

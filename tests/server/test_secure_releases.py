@@ -23,7 +23,7 @@ def releases_of(folder: Path) -> tuple[dict[str, int], dict[str, int]]:
     """(recorded by the server, charged at the site) numbers of releases by site."""
     found = folder / "runs" / "secure"
     ledgers = {path.parent.name: path.read_text().splitlines() for path in found.rglob("ledger.jsonl")}
-    recorded = {site: len(entries) for site, entries in Releases(found).charged().items()}
+    recorded = {site: len(entries) for site, entries in Releases(found).list_charged().items()}
     return recorded, {site: len(lines) for site, lines in ledgers.items()}
 
 

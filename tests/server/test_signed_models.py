@@ -12,7 +12,7 @@ import pytest
 from perennial.foundation.errors import PerennialError, StateError
 from perennial.learning.analytic.statistics import read_statistics_file, write_statistics
 from perennial.models.saved import GLOBAL_MODEL
-from perennial.privacy.secure.keys import new_secret, sign, signing_key
+from perennial.privacy.secure.keys import derive_signing_key, draw_secret, sign
 from perennial.privacy.signed_sums import Statement
 from perennial.server.opened_run import OpenedRun
 from perennial.server.verification import STATEMENTS, verify
@@ -45,7 +45,7 @@ def edit(file: Path, **changes: Any) -> dict[str, Any]:
 
 def said_by(key: bytes, statement: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """A statement with changes, signed by the holder of a key."""
-    unsigned = replace(Statement.from_json(statement), key=signing_key(key), signature="", **changes)
+    unsigned = replace(Statement.from_json(statement), key=derive_signing_key(key), signature="", **changes)
     return asdict(replace(unsigned, signature=sign(key, unsigned.content)))
 
 
@@ -82,18 +82,18 @@ def an_edited_statement(file: Path) -> str:
 
 
 def an_invented_site(file: Path) -> str:
-    content, key = json.loads(file.read_text()), new_secret()
+    content, key = json.loads(file.read_text()), draw_secret()
     edit(file, statements=[*content["statements"], said_by(key, content["statements"][0], site="st-9")])
     return "its key is not in the list of signers"
 
 
 def a_key_put_into_the_list(file: Path) -> str:
     """It changes the list that every honest site signed."""
-    content, key = json.loads(file.read_text()), new_secret()
+    content, key = json.loads(file.read_text()), draw_secret()
     invented = said_by(key, content["statements"][0], site="st-9")
     edit(
         file,
-        signers=[["st-9", signing_key(key), ""], *content["signers"]],
+        signers=[["st-9", derive_signing_key(key), ""], *content["signers"]],
         statements=[*content["statements"], invented],
     )
     return "not in the list of signers"

@@ -9,13 +9,13 @@ from perennial.config.experiment import load_experiment
 from perennial.config.run import APP_ROOT, RunSettings
 from perennial.engine.run import run_in_process
 from perennial.server.report.write import write_report
-from perennial.server.stopped import LossCourse, signs_of_stopping, what_to_try
+from perennial.server.stopped import LossCourse, find_signs_of_stopping, suggest_settings
 
 QUICKSTART = APP_ROOT / "experiments" / "quickstart.yaml"
 
 
 def signs(correct: list[int], total: Sequence[int | None], losses: Sequence[float | None]) -> list[str]:
-    return signs_of_stopping(correct, total, LossCourse.of(losses))
+    return find_signs_of_stopping(correct, total, LossCourse.of(losses))
 
 
 def test_one_class_alone_is_a_sign() -> None:
@@ -37,10 +37,10 @@ def test_what_to_try_names_settings_of_the_experiment() -> None:
     strong = load_experiment(
         QUICKSTART, ["learner.contrastive={weight: 1.0}", "learner.optimizer={lr: 0.05}"]
     )
-    tries = " ".join(what_to_try(strong))
+    tries = " ".join(suggest_settings(strong))
     assert "learner.contrastive" in tries and "model.norm: group" in tries and "adam" in tries
     assert "adam" not in " ".join(
-        what_to_try(load_experiment(QUICKSTART, ["learner.optimizer={name: adam, lr: 1}"]))
+        suggest_settings(load_experiment(QUICKSTART, ["learner.optimizer={name: adam, lr: 1}"]))
     )
 
 

@@ -13,7 +13,7 @@ from perennial.foundation.errors import ConfigError, StateError
 from perennial.models.saved import load_saved
 from perennial.server.opened_run import OpenedRun
 from perennial.server.verification import verify
-from perennial.server.withdrawal import until_resumed, withdraw
+from perennial.server.withdrawal import describe_next_steps, withdraw
 from tests.strategies.test_analytic_runs import run
 
 DATA = {"partition": {"kind": "iid"}, "validation_fraction": 0.0}
@@ -163,7 +163,7 @@ def test_a_head_that_samples_chose_is_chosen_again_without_the_site(
     assert withdraw(folder, "site-2") is None, "said twice, it is done once"
     left = [*folder.glob("statistics/site-2-*"), *before]
     assert not [path for path in (folder / "model.safetensors", *left) if path.exists()]
-    told = " ".join(until_resumed(folder, "site-2"))
+    told = " ".join(describe_next_steps(folder, "site-2"))
     assert (
         f"perennial run --resume {folder}" in told and f"{folder / 'exported.onnx'}: may still hold" in told
     )
@@ -173,6 +173,6 @@ def test_a_head_that_samples_chose_is_chosen_again_without_the_site(
     saved, other = (load_saved(tmp_path / "runs" / name / "model.safetensors") for name in ("run", "never"))
     assert saved.confidence == other.confidence
     assert withdraw(folder, "site-2") is None and (folder / "model.safetensors").exists()
-    assert "nothing was changed" in " ".join(until_resumed(folder, "site-2"))
+    assert "nothing was changed" in " ".join(describe_next_steps(folder, "site-2"))
     with pytest.raises(StateError, match="its sums are in no task"):
         withdraw(folder, "site-9")

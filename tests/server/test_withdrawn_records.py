@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from perennial.cli.withdraw import withdraw as site_withdraw
-from perennial.client.door import keep_split_key, key_of_form
+from perennial.client.door import keep_split_key, read_withdrawal_form
 from perennial.client.identity import Identity
 from perennial.client.site import Site, open_site
 from perennial.config.experiment import Experiment
@@ -23,8 +23,8 @@ from perennial.server.checkpoint import load_checkpoint
 from perennial.server.opened_run import OpenedRun
 from perennial.server.verification import verify
 from perennial.server.withdrawal import withdraw, withdraw_records, write_form
-from perennial.strategies.analytic.site import collected
-from perennial.strategies.analytic.withdrawn_records import of_patients, withdrawn
+from perennial.strategies.analytic.site import collect_sums
+from perennial.strategies.analytic.withdrawn_records import of_patients, write_withdrawn_sums
 from tests.server.test_withdrawal import DATA, TASKS, summary
 from tests.strategies.test_analytic_runs import run
 
@@ -68,9 +68,11 @@ def test_withdrawn_records_were_never_there(runs: Path) -> None:
     held = verify(first)
     assert "8 signed sums of 4 sites" in held[0]
     for task in (1, 2):
-        classes = site.process.registry.schedule.classes_of(task)
-        there = site.data.task_indices("train", classes.start, classes.stop)
-        rest = collected(site, site.models.fixed_features(), classes, there[torch.isin(there, halves[1])])
+        classes = site.process.registry.schedule.list_classes(task)
+        there = site.data.find_task_indices("train", classes.start, classes.stop)
+        rest = collect_sums(
+            site, site.models.load_fixed_features(), classes, there[torch.isin(there, halves[1])]
+        )
         kept = load_checkpoint(runs / "whole" / "checkpoint")[0].strategy["all-given"][str(task)]["site-2"]
         assert (kept["sha256"], kept["samples"]) == (rest.sha256, rest.samples)
     # what is given a second time is not subtracted a second time
@@ -148,14 +150,14 @@ def test_the_floor_holds_for_what_goes_and_for_what_stays(runs: Path, tmp_path: 
     site = simulated(runs / "whole", "site-2", min_samples=5)
     token = load_checkpoint(runs / "whole" / "checkpoint")[0].progress.run
     largest = int(site.data.counts("train", 10).argmax())
-    rows = site.data.task_indices("train", largest, largest + 1)
+    rows = site.data.find_task_indices("train", largest, largest + 1)
     with pytest.raises(PolicyRefusal, match="would lose fewer than 5 samples"):
-        withdrawn(site, token, rows[:4], tmp_path / "few.safetensors", {})
+        write_withdrawn_sums(site, token, rows[:4], tmp_path / "few.safetensors", {})
     with pytest.raises(PolicyRefusal, match="would keep fewer than 5 samples"):
-        withdrawn(site, token, rows[:-2], tmp_path / "most.safetensors", {})
+        write_withdrawn_sums(site, token, rows[:-2], tmp_path / "most.safetensors", {})
     assert not list(tmp_path.glob("*.safetensors"))
-    current = OpenedRun.open(runs / "whole").current("site-2")
-    withdrawn(site, token, rows, tmp_path / "class.safetensors", current)
+    current = OpenedRun.open(runs / "whole").list_current_hashes("site-2")
+    write_withdrawn_sums(site, token, rows, tmp_path / "class.safetensors", current)
     verify(withdraw_records(runs / "whole", "site-2", tmp_path / "class.safetensors"))
 
 
@@ -194,7 +196,7 @@ def test_a_real_site_takes_patients_back_and_charges_it(tmp_path: Path) -> None:
         of_patients(site, ["p3", "p99"])
     all_training = [p for p in range(20) if set(range(3 * p, 3 * p + 3)) <= set(site.data.train.tolist())]
     gone = of_patients(site, [f"p{p}" for p in all_training[:4]])
-    found = withdrawn(site, "0" * 16, gone, tmp_path / "group.safetensors", {})
+    found = write_withdrawn_sums(site, "0" * 16, gone, tmp_path / "group.safetensors", {})
     assert found[1].samples == 12
     ledger = (tmp_path / "state").glob("ledger*")
     assert any(b"statistics" in file.read_bytes() for file in ledger if file.is_file())
@@ -206,18 +208,18 @@ def test_a_form_brings_the_key_that_the_site_does_not_keep(runs: Path, tmp_path:
     with pytest.raises(StateError, match="in no task"):
         write_form(runs / "whole", "site-9", form)
     with pytest.raises(StateError, match="nothing is kept of run"):
-        key_of_form(form, tmp_path / "state", content["experiment"])
+        read_withdrawal_form(form, tmp_path / "state", content["experiment"])
     keep_split_key(tmp_path / "state" / content["run"], content["split_key"])
-    assert key_of_form(form, tmp_path / "state", content["experiment"]) == (
+    assert read_withdrawal_form(form, tmp_path / "state", content["experiment"]) == (
         content["run"],
         content["split_key"],
         {int(task): sha256 for task, sha256 in content["statements"].items()},
     )
     with pytest.raises(ConfigError, match="of experiment"):
-        key_of_form(form, tmp_path / "state", "0" * 64)
+        read_withdrawal_form(form, tmp_path / "state", "0" * 64)
     form.write_text(json.dumps(content | {"split_key": "other"}))
     with pytest.raises(ProtocolError, match="split_key: found another one"):
-        key_of_form(form, tmp_path / "state", content["experiment"])
+        read_withdrawal_form(form, tmp_path / "state", content["experiment"])
     form.write_text(yaml.safe_dump(["no form"]))
     with pytest.raises(ConfigError, match="no form of"):
-        key_of_form(form, tmp_path / "state", content["experiment"])
+        read_withdrawal_form(form, tmp_path / "state", content["experiment"])

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from perennial.client.app import app as client_app
 from perennial.config.run import RunSettings
-from perennial.config.simulation import simulated_site_names
-from perennial.engine.grid import InProcessGrid, site_contexts
-from perennial.models.saved import model_file
+from perennial.config.simulation import list_simulated_sites
+from perennial.engine.grid import InProcessGrid, build_site_contexts
+from perennial.models.saved import find_model_file
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import TrainReply
 from perennial.server.app import serve
@@ -61,7 +61,7 @@ class Run:
 
     def own(self, site: str) -> dict[str, Tensor]:
         """The site's own complete model."""
-        return load_file(model_file(self.folder, site))
+        return load_file(find_model_file(self.folder, site))
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         lines = (self.folder / "events.jsonl").read_text().splitlines()
@@ -72,8 +72,8 @@ class ListeningGrid(InProcessGrid):
     """Keeps what sites are sent and send, and lets a test change their training replies."""
 
     def __init__(self, settings: RunSettings, change: Change | None) -> None:
-        self.names = simulated_site_names(settings.load())
-        super().__init__(client_app, site_contexts(len(self.names), dict(vars(settings))))
+        self.names = list_simulated_sites(settings.load())
+        super().__init__(client_app, build_site_contexts(len(self.names), dict(vars(settings))))
         self.asked: list[Message] = []
         self.sent: list[Message] = []
         self._change = change

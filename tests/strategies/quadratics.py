@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from perennial.client.state import SiteState
 from perennial.config.learner import LearnerConfig
 from perennial.config.strategies import SITE_HALVES
-from perennial.learning.site_method import FedProx, LocalTurn, SiteMethods, site_half_of
+from perennial.learning.site_method import FedProx, LocalTurn, SiteMethods, find_site_half
 from perennial.models.flat import FlatParameters
 from perennial.privacy.config import PrivacyConfig
 from perennial.protocol.messages import TrainRequest
@@ -88,7 +88,7 @@ class Federation:
         flat.load(request.arrays)
         before = flat.vector.clone()
         name_of = getattr(self.strategy, "name", "")
-        half = site_half_of(name_of) if name_of in SITE_HALVES else None
+        half = find_site_half(name_of) if name_of in SITE_HALVES else None
         keys = {key: vars(self.strategy)[key] for key in ("alpha", "mu") if key in vars(self.strategy)}
         proximal = [FedProx({"mu": self.mu})] if self.mu else []
         methods = SiteMethods([*proximal, *([half(keys)] if half is not None else [])])
@@ -104,4 +104,4 @@ class Federation:
         if remember:
             methods.close(update, self.steps[name])
         facts: dict[str, Any] = {"base_round": number, "norm": float(update.abs()), "steps": self.steps[name]}
-        return Admitted(name, flat.views(update), num_examples=self.samples.get(name, 1), **facts)
+        return Admitted(name, flat.view_tensors(update), num_examples=self.samples.get(name, 1), **facts)

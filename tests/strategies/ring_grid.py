@@ -14,7 +14,7 @@ from perennial.config.experiment import Experiment
 from perennial.data.schedule import TaskSchedule
 from perennial.engine.grid import InProcessGrid
 from perennial.learning.scored import Scores
-from perennial.protocol.measurements import asked
+from perennial.protocol.measurements import parse_measurements
 from perennial.protocol.messages import Refusal, TrainReply, TrainRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
@@ -62,7 +62,7 @@ class ScriptedGrid(InProcessGrid):
             num_examples=10,
             train_loss=0.5,
             steps=1,
-            metrics=json.dumps({name: [10] for name in asked(request.settings)}),
+            metrics=json.dumps({name: [10] for name in parse_measurements(request.settings)}),
         )
         return [Message(reply.to_record(), reply_to=message)]
 

@@ -151,10 +151,10 @@ def test_the_saved_model_is_an_ordinary_one(tmp_path: Path, central: dict[str, A
     assert tensors["head.weight"].shape == (10, 60) and tensors["head.weight"].dtype == torch.float32
     saved = load_saved(folder / "model.safetensors")
     from perennial.config.experiment import load_experiment
-    from perennial.config.simulation import simulated_federation
+    from perennial.config.simulation import load_simulated_federation
     from perennial.learning.batches import TrainingSet
 
-    federation = simulated_federation(load_experiment(folder / "experiment.yaml"))
+    federation = load_simulated_federation(load_experiment(folder / "experiment.yaml"))
     test = federation.test
     assert test is not None
     data = TrainingSet(test.x[test.test], test.y[test.test], federation.mean, federation.std)

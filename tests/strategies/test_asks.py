@@ -8,7 +8,7 @@ import pytest
 
 from perennial.client.plan import Plan
 from perennial.config.experiment import Experiment
-from perennial.config.strategies import ASKS, STRATEGIES, Asks, Between, OneOf, asks_of
+from perennial.config.strategies import ASKS, STRATEGIES, Asks, Between, OneOf, find_asks
 from perennial.data.schedule import Registry, TaskSchedule
 from perennial.foundation import plugins
 from perennial.foundation.errors import PolicyRefusal
@@ -46,8 +46,8 @@ def test_a_setting_beyond_what_was_approved_is_named(allowed: Any, value: Any, w
 
 
 def test_a_plug_in_never_counts_as_one_whose_sum_is_enough() -> None:
-    assert asks_of("mine:Mean", {"asks": {"single_updates": ""}}).single_updates
-    assert not asks_of("fedavg", {}).single_updates
+    assert find_asks("mine:Mean", {"asks": {"single_updates": ""}}).single_updates
+    assert not find_asks("fedavg", {}).single_updates
 
 
 def test_a_site_reads_what_a_plug_in_asks_from_the_experiment(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_site_reads_what_a_plug_in_asks_from_the_experiment(tmp_path: Path) ->
         "    asks = Asks(measurements=('train_accuracy',))\n"
     )
     content = {**CONTENT, "strategy": {"name": "layer_attention", "base": "curious:Curious"}}
-    with plugins.using([tmp_path]):
+    with plugins.use_also([tmp_path]):
         resolved = Experiment.model_validate(content).model_dump(mode="json")
     assert resolved["strategy"]["base"]["asks"] == {"measurements": ["train_accuracy"]}
     # a site reads this, and imports nothing for it
@@ -66,5 +66,5 @@ def test_a_site_reads_what_a_plug_in_asks_from_the_experiment(tmp_path: Path) ->
     plan = Plan(Experiment.model_validate(resolved), Registry(("a", "b"), TaskSchedule((0, 1, 2), (1, 1))))
     assert plan.measurements == ("train_accuracy",)
     assert "curious" not in sys.modules
-    with plugins.using([tmp_path]), pytest.raises(ValueError, match=r"strategy\.asks"):
+    with plugins.use_also([tmp_path]), pytest.raises(ValueError, match=r"strategy\.asks"):
         Experiment.model_validate({**content, "strategy": {"name": "curious:Curious", "asks": {}}})

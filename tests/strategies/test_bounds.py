@@ -32,31 +32,31 @@ def begun(norms: list[float], samples: list[int], **config: Any) -> RunningBound
     bounds = RunningBounds(BoundsConfig(**{"norm_multiple": 3, **config}), {})
     replies = [reply(f"s{k}", n, m) for k, (n, m) in enumerate(zip(norms, samples, strict=True))]
     bounds.see_all(replies)
-    bounds.round_done([bounds.bounded(each, True) for each in replies])
+    bounds.round_done([bounds.bound_reply(each, True) for each in replies])
     return bounds
 
 
 def test_an_update_above_three_medians_is_scaled_and_named() -> None:
     bounds = begun([1.0, 2.0, 50.0], [10, 10, 10])
-    long = bounds.bounded(reply("x", 12.0), scalable=True)
+    long = bounds.bound_reply(reply("x", 12.0), scalable=True)
     assert long.norm == 6.0 and float(long.update["a"]) == pytest.approx(6.0)
     assert "norm 12 is above 6" in long.notes[0] and "scaled down" in long.notes[0]
-    assert bounds.bounded(reply("y", 6.0), scalable=True).notes == ()
+    assert bounds.bound_reply(reply("y", 6.0), scalable=True).notes == ()
 
 
 def test_dropping_and_methods_that_remember_the_whole_update() -> None:
     with pytest.raises(Rejected, match="bounds.norm_multiple"):
-        begun([1.0], [1]).bounded(reply("x", 4.0), scalable=False)
-    assert begun([1.0], [1], norm_multiple=None).bounded(reply("x", 4e9), scalable=True).norm == 4e9
+        begun([1.0], [1]).bound_reply(reply("x", 4.0), scalable=False)
+    assert begun([1.0], [1], norm_multiple=None).bound_reply(reply("x", 4e9), scalable=True).norm == 4e9
 
 
 def test_nobody_counts_for_more_than_the_others_together_did_in_the_last_round() -> None:
     bounds = begun([1.0] * 4, [100] * 4, registered={"s3": 5000})
-    assert bounds.bounded(reply("s0", 1.0, 10**8), True).num_examples == 300
-    assert bounds.bounded(reply("s0", 1.0, 300), True).notes == ()
-    assert bounds.bounded(reply("s3", 1.0, 10**8), True).num_examples == 5000
-    assert bounds.bounded(reply("s3", 1.0, 4000), True).num_examples == 4000
-    noted = bounds.bounded(reply("s0", 1.0, 10**8), True).notes[0]
+    assert bounds.bound_reply(reply("s0", 1.0, 10**8), True).num_examples == 300
+    assert bounds.bound_reply(reply("s0", 1.0, 300), True).notes == ()
+    assert bounds.bound_reply(reply("s3", 1.0, 10**8), True).num_examples == 5000
+    assert bounds.bound_reply(reply("s3", 1.0, 4000), True).num_examples == 4000
+    noted = bounds.bound_reply(reply("s0", 1.0, 10**8), True).notes[0]
     assert noted == "has 100000000 samples, and counts as 300 (bounds.share)"
 
 
@@ -76,10 +76,10 @@ def test_what_sites_count_as_in_a_first_round(
     bounds = RunningBounds(BoundsConfig(norm_multiple=3, share=share), {})
     replies = [reply(f"s{k}", 1.0, n) for k, n in enumerate(claims)]
     bounds.see_all(replies)
-    assert [bounds.bounded(each, True).num_examples for each in replies] == counts
+    assert [bounds.bound_reply(each, True).num_examples for each in replies] == counts
     # what was capped counts as capped when the next round's bounds are found
-    bounds.round_done([bounds.bounded(each, True) for each in replies])
-    assert [bounds.bounded(each, True).num_examples for each in replies] == counts
+    bounds.round_done([bounds.bound_reply(each, True) for each in replies])
+    assert [bounds.bound_reply(each, True).num_examples for each in replies] == counts
 
 
 def test_the_state_is_a_part_of_the_checkpoint_and_forgets_old_rounds() -> None:
@@ -89,7 +89,7 @@ def test_the_state_is_a_part_of_the_checkpoint_and_forgets_old_rounds() -> None:
         bounds.round_done([reply("a", norm)])
     resumed = RunningBounds(BoundsConfig(norm_multiple=3), json.loads(json.dumps(bounds.state)))
     assert resumed.state["norms"] == latest
-    assert resumed.bounded(reply("x", 9.0), True).norm == 6.0
+    assert resumed.bound_reply(reply("x", 9.0), True).norm == 6.0
     assert not resumed.waiting and RunningBounds(BoundsConfig(norm_multiple=3), {}).waiting
     assert not RunningBounds(BoundsConfig(), {}).waiting
 

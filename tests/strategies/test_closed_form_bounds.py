@@ -12,7 +12,7 @@ from perennial.foundation.errors import ConfigError
 from perennial.learning.analytic.statistics import Statistics
 from perennial.server.verification import verify
 from perennial.server.withdrawal import withdraw
-from perennial.strategies.analytic.kept import KeptSums, parts_of
+from perennial.strategies.analytic.kept import KeptSums, compute_parts
 from tests.strategies.test_analytic_runs import experiment, own_cache, run
 
 __all__ = ["own_cache"]
@@ -40,18 +40,18 @@ def test_what_cannot_be_cut_is_refused(tmp_path: Path, strategy: dict[str, Any])
 
 
 def kept(counts: dict[str, int]) -> KeptSums:
-    sums = KeptSums(total=Statistics.nothing(3, range(2)))
+    sums = KeptSums(total=Statistics.build_empty(3, range(2)))
     sums.contributions = {1: {site: {"sha256": "", "samples": n} for site, n in counts.items()}}
     return sums
 
 
 def test_who_counts_for_how_much() -> None:
     four = {"a": 900, "b": 100, "c": 100, "d": 100}
-    assert parts_of(kept(four), BoundsConfig(share=1 / 3)) == {(1, "a"): 170}
-    assert parts_of(kept(four), BoundsConfig()) == {}
-    assert parts_of(kept(four), BoundsConfig(registered={"a": 225})) == {(1, "a"): 256}
+    assert compute_parts(kept(four), BoundsConfig(share=1 / 3)) == {(1, "a"): 170}
+    assert compute_parts(kept(four), BoundsConfig()) == {}
+    assert compute_parts(kept(four), BoundsConfig(registered={"a": 225})) == {(1, "a"): 256}
     three = {site: four[site] for site in "abc"}
-    assert parts_of(kept(three), BoundsConfig(share=1 / 3)) == {}, "fewer than four sites"
+    assert compute_parts(kept(three), BoundsConfig(share=1 / 3)) == {}, "fewer than four sites"
 
 
 def test_a_cut_changes_the_model_and_no_sum_and_can_be_withdrawn_from(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import PrivacyError
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import TrainReply
-from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.protocol.tensors import Tensors, hash_tensors
 from tests.strategies.personal_runs import GROUPS, Run, equal, go, run
 
 
@@ -68,7 +68,7 @@ def test_one_cluster_that_shares_everything_is_the_base_strategy(tmp_path: Path)
     everything = {"clusters": 1, "grouping": "random", "personal": [], "global_rounds": 0}
     done = run(tmp_path / "clustered", strategy=everything)
     plain = run(tmp_path / "plain", strategy="fedavg")
-    assert content_sha256(done.own("site-0")) == plain.summary["model_sha256"]
+    assert hash_tensors(done.own("site-0")) == plain.summary["model_sha256"]
 
 
 def test_an_interrupted_run_goes_on_to_the_same_personal_models(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_noised_vectors_are_charged_to_the_ledger(tmp_path: Path) -> None:
     from perennial.privacy.ledger import Ledger
 
     done = run(tmp_path, strategy={"sparsity_epsilon": 2.0, "clusters": 2})
-    (entry,) = Ledger(done.folder / "sites" / "site-0").entries()
+    (entry,) = Ledger(done.folder / "sites" / "site-0").read_entries()
     assert (entry.kind, entry.unit, entry.mechanism) == ("sparsity", "sample", "gaussian")
     cost = Ledger(done.folder / "sites" / "site-0").cost(1e-5)
     assert cost.epsilon == pytest.approx(2.0, abs=0.05)

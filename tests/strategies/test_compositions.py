@@ -12,7 +12,7 @@ import yaml
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PrivacyError
-from perennial.protocol.tensors import content_sha256
+from perennial.protocol.tensors import hash_tensors
 from perennial.server.checkpoint import load_checkpoint
 from perennial.strategies.factory import build_strategy
 
@@ -71,7 +71,7 @@ def state_of(folder: Path, runs: str = "runs") -> dict[str, Any]:
     """What the strategy keeps: facts as they are, tensors by what they hold."""
     checkpoint, _ = load_checkpoint(folder / runs / "composed" / "checkpoint")
     return {
-        name: content_sha256({name: value}) if isinstance(value, torch.Tensor) else value
+        name: hash_tensors({name: value}) if isinstance(value, torch.Tensor) else value
         for name, value in checkpoint.strategy.items()
     }
 

@@ -29,7 +29,7 @@ def made(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def liar(monkeypatch: pytest.MonkeyPatch) -> str:
     """site-3 exchanges the classes of each task, multiplies its sums by 1,000, and signs them."""
-    honest = statistics.summed
+    honest = statistics.sum_features
 
     def flipping(site: Site, *arguments: Any) -> Statistics:
         found = honest(site, *arguments)
@@ -38,7 +38,7 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> str:
         sums, counts = found.sums.flip(0) * 1000, found.counts.flip(0) * 1000
         return Statistics(found.gram * 1000, sums, counts, found.classes)
 
-    monkeypatch.setattr(statistics, "summed", flipping)
+    monkeypatch.setattr(statistics, "sum_features", flipping)
     return "site-3"
 
 
@@ -82,7 +82,7 @@ def test_honest_sites_are_compared_and_nobody_is_marked(tmp_path: Path) -> None:
 def test_sums_with_a_negative_direction_are_dropped_by_name_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = statistics.summed
+    honest = statistics.sum_features
 
     def inventing(site: Site, *arguments: Any) -> Statistics:
         found = honest(site, *arguments)
@@ -90,7 +90,7 @@ def test_sums_with_a_negative_direction_are_dropped_by_name_and_the_run_goes_on(
             found.gram[1] += int(found.gram.abs().max())
         return found
 
-    monkeypatch.setattr(statistics, "summed", inventing)
+    monkeypatch.setattr(statistics, "sum_features", inventing)
     found = made(tmp_path, "invented")
     never = made(tmp_path, "never", absence=[{"site": "site-3", "first_round": 1}])
     assert found["model_sha256"] == never["model_sha256"]

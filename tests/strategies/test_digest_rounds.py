@@ -11,10 +11,10 @@ from flwr.app import Context, Message, RecordDict
 
 from perennial.client.app import app as client_app
 from perennial.config.run import RunSettings
-from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.grid import InProcessGrid, build_site_contexts
 from perennial.engine.run import run_in_process
 from perennial.server.app import serve
-from perennial.server.summary import hashes_of
+from perennial.server.summary import extract_hashes
 
 EXPERIMENT: dict[str, Any] = {
     "name": "rounds",
@@ -42,7 +42,7 @@ def served(folder: Path, kind: type[InProcessGrid], **changes: Any) -> list[dict
     """The events of a run over a grid of this kind."""
     run_config = dict(vars(settings(folder, **changes)))
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
-    serve(kind(client_app, site_contexts(3, run_config)), context, "in-process")
+    serve(kind(client_app, build_site_contexts(3, run_config)), context, "in-process")
     return [
         json.loads(line) for line in (folder / "runs" / "rounds" / "events.jsonl").read_text().splitlines()
     ]
@@ -123,4 +123,4 @@ def test_a_whole_run_with_nobody_absent_and_no_server_epochs_has_the_bits_of_its
     wrapped = run_in_process(settings(tmp_path, strategy=alone))
     (tmp_path / "base").mkdir()
     base = run_in_process(settings(tmp_path / "base", strategy="fedavg", digests=None))
-    assert hashes_of(wrapped) == hashes_of(base)
+    assert extract_hashes(wrapped) == extract_hashes(base)

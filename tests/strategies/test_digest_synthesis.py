@@ -17,14 +17,14 @@ from perennial.foundation.streams import stream
 from perennial.models.config import ModelConfig
 from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
 from perennial.models.factory import build_model
-from perennial.models.incremental import travelling
+from perennial.models.incremental import select_travelling
 from perennial.protocol.messages import DigestReply
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
-from perennial.server.summary import hashes_of
+from perennial.server.summary import extract_hashes
 from perennial.strategies.digest_synthesis.method import DigestSynthesis
 from perennial.strategies.digest_synthesis.recall import Recall
-from perennial.strategies.digest_synthesis.store import DigestStore, checked
+from perennial.strategies.digest_synthesis.store import DigestStore, check_digest_reply
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.gate import Admitted
 from tests.rounds import begun
@@ -107,7 +107,7 @@ def test_a_site_that_has_lent_nothing_is_not_stood_in_for(tmp_path: Path) -> Non
     strategy = {"name": "digest_synthesis", "base": "fedavg", "server_epochs": 0, "weights": "samples"}
     with_digests = run(tmp_path, absence=gone, strategy=strategy)
     base = run(tmp_path, runs="base", absence=gone, strategy="fedavg", digests=None)
-    assert hashes_of(with_digests) == hashes_of(base)
+    assert extract_hashes(with_digests) == extract_hashes(base)
     assert with_digests["digest"]["sites"].keys() == {"site-0", "site-2"}
 
 
@@ -135,7 +135,7 @@ def test_the_bits_do_not_depend_on_workers_nor_on_a_stop(tmp_path: Path) -> None
         with pytest.raises(KeyboardInterrupt):
             run_in_process(settings, listener=listener)
         resumed = run_in_process(replace(settings, resume="yes"))
-        assert hashes_of(resumed) == hashes_of(whole)
+        assert extract_hashes(resumed) == extract_hashes(whole)
         assert resumed["digest"] == whole["digest"]
 
 
@@ -180,7 +180,7 @@ def sgd(lr: float) -> Optimizer:
 
 def test_recall_leaves_the_guidance_and_the_encoder_alone_and_the_joint_step_trains_the_guidance() -> None:
     recall = networks()
-    reference = {name: tensor.clone() for name, tensor in travelling(recall.model).items()}
+    reference = {name: tensor.clone() for name, tensor in select_travelling(recall.model).items()}
     encoder = {name: tensor.clone() for name, tensor in recall.model.encoder.state_dict().items()}
     guidance = recall.producer.vector.clone()
     nothing = recall.stand_in(reference, *digests(), 0, sgd(0.1), stream(1, "batches"))
@@ -192,7 +192,7 @@ def test_recall_leaves_the_guidance_and_the_encoder_alone_and_the_joint_step_tra
     assert something[2] == 6
     assert torch.equal(recall.producer.vector, guidance)
     rates = 0.1, 0.1
-    assert recall.joint_step(reference, *digests(), 1, rates, stream(1, "batches")) is not None
+    assert recall.train_jointly(reference, *digests(), 1, rates, stream(1, "batches")) is not None
     assert not torch.equal(recall.producer.vector, guidance)
     for name, tensor in recall.model.encoder.state_dict().items():
         assert torch.equal(tensor, encoder[name])
@@ -237,15 +237,15 @@ NOT_FINITE[2, 1] = torch.nan
 )
 def test_digests_that_are_not_what_they_should_be_are_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
-        checked(lent(**changes), "h", SHAPE, 4)
+        check_digest_reply(lent(**changes), "h", SHAPE, 4)
 
 
 def test_the_store_pads_refuses_a_second_release_and_comes_back_from_its_state() -> None:
     store = DigestStore()
-    store.put("b", 1, checked(lent(), "h", SHAPE, 4))
+    store.put("b", 1, check_digest_reply(lent(), "h", SHAPE, 4))
     with pytest.raises(ProtocolError, match="task 1 already"):
-        store.put("b", 1, checked(lent(), "h", SHAPE, 4))
-    store.put("a/b", 1, checked(lent(), "h", SHAPE, 4))
+        store.put("b", 1, check_digest_reply(lent(), "h", SHAPE, 4))
+    store.put("a/b", 1, check_digest_reply(lent(), "h", SHAPE, 4))
     features, labels = store.gathered(["b", "a/b"], 6)
     assert features.shape == (10, *SHAPE)
     assert labels.shape == (10, 6)

@@ -15,11 +15,11 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 
 from perennial.client.app import app as client_app
 from perennial.config.run import RunSettings
-from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.grid import InProcessGrid, build_site_contexts
 from perennial.engine.run import run_in_process
 from perennial.protocol.tensors import TensorArray
 from perennial.server.app import serve
-from perennial.server.summary import hashes_of
+from perennial.server.summary import extract_hashes
 from tests.loopback import Deployment
 
 EXPERIMENT: dict[str, Any] = {
@@ -68,11 +68,11 @@ def settings(folder: Path, runs: str) -> RunSettings:
 def test_digests_that_crossed_as_bytes_give_the_bits_of_those_that_did_not(tmp_path: Path) -> None:
     run_config = dict(vars(settings(tmp_path, "wire")))
     client = Wire()
-    grid = InProcessGrid(client, site_contexts(2, run_config))
+    grid = InProcessGrid(client, build_site_contexts(2, run_config))
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
     there = serve(grid, context, engine="in-process")
     here = run_in_process(settings(tmp_path, "here"))
-    assert hashes_of(there) == hashes_of(here)
+    assert extract_hashes(there) == extract_hashes(here)
     assert there["digest"] == here["digest"]
     assert there["digest"]["sites"]["site-1"]["rounds_stood_in"] == 1
     assert sum("digest" in kind for kind in client.kinds) == 4

@@ -38,7 +38,7 @@ def test_any_order_gives_the_same_bits_and_the_right_value(order: list[int], see
         total = ExactSum(reference, COUNTS)
         for index in sequence:
             total.add(updates[index], weights[index], norm(updates[index]))
-        results.append(total.added_to(reference))
+        results.append(total.add_to(reference))
     for name, tensor in reference.items():
         assert torch.equal(results[0][name], results[1][name])
         mean = sum(w * u[name].double() for w, u in zip(weights, updates, strict=True)) / sum(weights)
@@ -58,7 +58,7 @@ def test_what_another_site_claims_decides_nothing_about_an_honest_one() -> None:
                 assert "does not fit the sum" in str(error)
                 refused += 1
         assert refused == 1 and len(total) == 2
-        assert torch.equal(total.added_to(honest)["a"], torch.full((4,), 1000.0))
+        assert torch.equal(total.add_to(honest)["a"], torch.full((4,), 1000.0))
 
 
 @settings(deadline=None, max_examples=40)
@@ -90,7 +90,7 @@ def test_integers_of_the_sites_add_up_to_the_sum_modulo_the_width() -> None:
     for grid in (SumGrid(updates=4, largest_weight=8.0, largest_norm=4.0), SumGrid(4, 8.0, 4.0e6)):
         updates = [{"a": torch.randn(7, generator=generator)} for _ in range(4)]
         updates = [{"a": u["a"] * (4.0 / u["a"].norm())} for u in updates]
-        steps = [grid.integers(update, 7.0) for update in updates]
+        steps = [grid.quantise(update, 7.0) for update in updates]
         for update, step in zip(updates, steps, strict=True):
             sent = grid.values(step)["a"]
             assert bool((sent.abs() <= 7.0 * update["a"].double().abs()).all())
@@ -100,7 +100,7 @@ def test_integers_of_the_sites_add_up_to_the_sum_modulo_the_width() -> None:
         exact = sum(7.0 * update["a"].double() for update in updates)
         assert torch.allclose(opened, torch.as_tensor(exact), rtol=0, atol=4 * grid.step)
     with pytest.raises(OverflowError, match="grid allows"):
-        SumGrid(4, 8.0, 4.0).integers({"a": torch.full((7,), 1e18)}, 8.0)
+        SumGrid(4, 8.0, 4.0).quantise({"a": torch.full((7,), 1e18)}, 8.0)
 
 
 def test_a_large_model_is_summed_as_small_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_a_large_model_is_summed_as_small_ones_are(monkeypatch: pytest.MonkeyPat
         result = ExactSum(updates[0], COUNTS)
         for update, weight in zip(updates, weights, strict=True):
             result.add(update, weight, norm(update))
-        return result.added_to(reference)
+        return result.add_to(reference)
 
     plain_mean = mean()
     monkeypatch.setattr(exact_sum, "LARGE_FROM", 1)

@@ -68,10 +68,10 @@ def test_a_proximal_half_of_ones_own_gives_the_bits_of_ours(modules: Path) -> No
 
 def test_a_site_without_the_code_of_a_half_refuses_the_experiment(modules: Path) -> None:
     path = written(modules, {"strategy": {"name": "my_prox:Prox", "mu": 0.3}})
-    with plugins.using([modules]):
+    with plugins.use_also([modules]):
         experiment = load_experiment(path)
         require_code_of_sites(experiment)
-    with plugins.only({}), pytest.raises(PerennialError, match="my_prox"):
+    with plugins.use_only({}), pytest.raises(PerennialError, match="my_prox"):
         require_code_of_sites(experiment)
 
 
@@ -117,7 +117,7 @@ class Half(SiteMethod):
         return kept
 
     def close(self, update, steps):
-        kept = {name: tensor.clone() for name, tensor in self.turn.flat.views(update).items()}
+        kept = {name: tensor.clone() for name, tensor in self.turn.flat.view_tensors(update).items()}
         self.turn.records.put("own", self.turn.request.round, kept, {})
 
 

@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 
 from perennial.cli.main import app
 from perennial.client.plan import Plan
-from perennial.config.automatic_maps import maps_for
+from perennial.config.automatic_maps import choose_maps
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import SitePolicy
-from perennial.deploy.review import asked_in_words
+from perennial.deploy.review import describe_asked
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
-from perennial.server.continuation import registry_of
+from perennial.server.continuation import plan_registry
 from perennial.server.curriculum import Curriculum
 
 SMALL = {"name": "patches", "filters": 6, "size": 4, "grid": 2}
@@ -84,7 +84,7 @@ def one(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> tuple[dict[st
 
 def test_maps_follow_from_the_kind_and_shape_of_the_data_alone() -> None:
     def names(shape: tuple[int, ...], stored: str = "uint8", network: bool = True) -> list[str]:
-        found = maps_for(shape, stored, network=network)
+        found = choose_maps(shape, stored, network=network)
         return ["choice" if isinstance(each, list) else each["name"] for each in found]
 
     assert names((30,), "float32") == ["inputs", "pairs"]
@@ -95,7 +95,7 @@ def test_maps_follow_from_the_kind_and_shape_of_the_data_alone() -> None:
     assert names((3, 64, 64), network=False) == ["choice", "random"]
     assert names((1, 4, 64)) == ["inputs", "random"]
     assert names((1, 28, 28), "float32") == ["inputs", "random"]
-    wide = maps_for((3, 96, 128), "uint8", network=True)
+    wide = choose_maps((3, 96, 128), "uint8", network=True)
     assert wide[0]["image_size"] == 128 and wide[1][0]["image_size"] == [24, 32]
     assert [each.get("symmetry") for each in wide[1]] == [None, "mirror", "rectangle"]
 
@@ -118,7 +118,7 @@ def test_auto_is_written_out_when_the_file_is_read(tmp_path: Path, folder: Path)
     own = {"source": "folder", "classes": ["a", "b"], "image_size": 12, "color": "gray"}
     deployed = load_experiment(written(tmp_path, own, "auto"))
     assert deployed.model == pictures.model
-    reviewed = "\n".join(asked_in_words(deployed, SitePolicy(), None))
+    reviewed = "\n".join(describe_asked(deployed, SitePolicy(), None))
     assert "the one of these that validation samples prefer (patches: patches of two" in reviewed
 
 
@@ -193,7 +193,7 @@ def test_check_says_what_choosing_costs_and_a_site_answers_no_more(tmp_path: Pat
     assert "one of these maps is chosen in task 1, for the whole run: patches, patches (sym" in told
     assert "to choose, 3 more messages of sums from each site" in told
     choosing, plain = (
-        Plan(experiment, registry_of(experiment))
+        Plan(experiment, plan_registry(experiment))
         for experiment in map(
             Experiment.model_validate,
             (
@@ -204,7 +204,7 @@ def test_check_says_what_choosing_costs_and_a_site_answers_no_more(tmp_path: Pat
     )
     for kind in ("statistics", "compare_heads"):
         assert choosing.most(kind, 1) == plain.most(kind, 1) + 3
-    assert choosing.questions() == plain.questions() + 3 * 15
+    assert choosing.count_questions() == plain.count_questions() + 3 * 15
 
 
 def test_a_withdrawn_site_has_the_others_choose_maps_and_head_again(

@@ -13,7 +13,7 @@ from flwr.app import Context, Message, RecordDict
 
 from perennial.client.app import app as client_app
 from perennial.config.run import RunSettings
-from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.grid import InProcessGrid, build_site_contexts
 from perennial.engine.run import run_in_process
 from perennial.server.app import serve
 from perennial.server.checkpoint import load_checkpoint
@@ -138,7 +138,7 @@ def test_digests_are_lent_once_for_the_global_and_the_personal_rounds(tmp_path: 
 
     run_config = dict(vars(settings(tmp_path)))
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
-    serve(Listening(client_app, site_contexts(4, run_config)), context, "in-process")
+    serve(Listening(client_app, build_site_contexts(4, run_config)), context, "in-process")
     assert asked.count("query.digest") == 4
 
 
@@ -173,7 +173,7 @@ def test_a_withdrawal_in_one_cluster_ends_what_every_cluster_has_learnt_from_the
 ) -> None:
     run_config = dict(vars(settings(tmp_path, tasks={"count": 1, "rounds": 2}, absence=[])))
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
-    summary = serve(WithdrawingGrid(client_app, site_contexts(4, run_config)), context, "in-process")
+    summary = serve(WithdrawingGrid(client_app, build_site_contexts(4, run_config)), context, "in-process")
     assert summary["digest"]["withdrawn"] == ["site-1"]
     details = rounds_of(tmp_path)[1]["details"]["in_clusters"]
     assert details["0"]["digests"]["sites"] == ["site-0"]

@@ -49,7 +49,7 @@ def test_clusters_are_found_anew_when_a_site_has_moved_far(monkeypatch: pytest.M
     sites = Answering(monkeypatch)
     sites.assign(APART, anew=True)
     assert sites.assign(APART | {"b": (0.85, 0.8)}, anew=True) == {"a": 0, "b": 1, "c": 1, "d": 1}
-    assert sites.grouping.members(1) == {"b", "c", "d"}
+    assert sites.grouping.list_members(1) == {"b", "c", "d"}
 
 
 def test_inside_a_phase_only_sites_without_a_cluster_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:

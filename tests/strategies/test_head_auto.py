@@ -17,10 +17,16 @@ from perennial.config.run import RunSettings
 from perennial.config.strategies import MOST_CANDIDATES
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
-from perennial.learning.analytic.solve import Sums, gaussian, oracle_shrinkage, ridge, within_class
+from perennial.learning.analytic.solve import (
+    Sums,
+    estimate_oracle_shrinkage,
+    estimate_within_class,
+    solve_gaussian,
+    solve_ridge,
+)
 from perennial.learning.analytic.statistics import Collector
 from perennial.models.feature_maps.pixels import Inputs
-from perennial.models.feature_maps.projection import on_grid
+from perennial.models.feature_maps.projection import round_to_grid
 from perennial.strategies.analytic.automatic import KINDS, AutomaticHead
 
 AUTO: dict[str, Any] = {
@@ -49,7 +55,7 @@ def sums(width: int = 9, samples: int = 60) -> Sums:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(samples) % 3
     collector = Collector(width, range(3))
-    collector.add(on_grid(torch.randn(samples, width, generator=generator) + labels[:, None]), labels)
+    collector.add(round_to_grid(torch.randn(samples, width, generator=generator) + labels[:, None]), labels)
     return Sums.of(collector.finish())
 
 
@@ -62,7 +68,11 @@ def test_a_candidate_is_the_head_of_its_maps_alone() -> None:
         if candidate.maps != (1,) or candidate.kind == "ridge, classes alike":
             continue
         solved = found.solved(whole, number)
-        alone = gaussian if candidate.kind == "gaussian" else lambda s, v: ridge(s, v, standardise=True)
+        alone = (
+            solve_gaussian
+            if candidate.kind == "gaussian"
+            else lambda s, v: solve_ridge(s, v, standardise=True)
+        )
         assert not solved.weight[:, :4].any()
         assert torch.equal(solved.weight[:, 4:], alone(part, candidate.shrinkage).weight)
 
@@ -143,7 +153,7 @@ def _rows(product: bool, samples: int = 400) -> Sums:
     wide[:, 3] = (0.5 - wide[:, :3].square().sum(dim=1)).clamp(min=0).sqrt()
     labels = (wide[:, 2 if product else 0] + 0.01 * torch.randn(samples, generator=draw) > 0).long()
     collector = Collector(4, range(2))
-    collector.add(on_grid(wide), labels)
+    collector.add(round_to_grid(wide), labels)
     return Sums.of(collector.finish())
 
 
@@ -152,8 +162,8 @@ def test_a_table_s_wider_map_is_taken_where_the_sums_speak_for_it(product: bool)
     """Its validation rows may see no difference, and may speak for it by chance."""
     settings = AutomaticHead.of("auto", None, None, True).over((2, 2), ("inputs", "more"), True)
     found = _rows(product)
-    numbers, errors = settings._shrunk_by_sums(found)
-    first = settings.first(found)
+    numbers, errors = settings._list_shrunk_by_sums(found)
+    first = settings.choose_first(found)
     assert first in numbers and settings.candidates[first].maps == (0,) and len(numbers) == 6
     alike = {number: (0.7, 0.05) for number in numbers}
     chosen = settings._of_rows([(0.7, number) for number in numbers], alike, errors)[0][1]
@@ -166,15 +176,15 @@ def test_a_table_s_wider_map_is_taken_where_the_sums_speak_for_it(product: bool)
 
 def test_the_gaussian_s_shrinkage_is_the_oracle_s(samples: int = 60) -> None:
     found = sums(9, samples)
-    means, covariance, _ = within_class(found)
+    means, covariance, _ = estimate_within_class(found)
     deviation = covariance.diagonal().sqrt()
     r = (covariance / torch.outer(deviation, deviation)).numpy()
     p, n = len(r), samples - len(means)
     rho = ((1 - 2 / p) * np.trace(r @ r) + np.trace(r) ** 2) / (
         (n + 1 - 2 / p) * (np.trace(r @ r) - np.trace(r) ** 2 / p)
     )
-    assert oracle_shrinkage(found) == pytest.approx(min(1.0, rho))
-    assert oracle_shrinkage(sums(9, 6000)) < oracle_shrinkage(found)
+    assert estimate_oracle_shrinkage(found) == pytest.approx(min(1.0, rho))
+    assert estimate_oracle_shrinkage(sums(9, 6000)) < estimate_oracle_shrinkage(found)
 
 
 def test_rows_whose_length_is_kept_differ_by_their_size_alone() -> None:

@@ -10,12 +10,12 @@ import yaml
 from flwr.app import Context, Message, RecordDict
 
 from perennial.config.run import RunSettings
-from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.grid import InProcessGrid, build_site_contexts
 from perennial.engine.run import answer, run_in_process
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.tensors import Tensors
 from perennial.server.app import serve
-from perennial.server.summary import hashes_of
+from perennial.server.summary import extract_hashes
 
 SMALL = {
     "name": "small",
@@ -57,7 +57,7 @@ def test_two_workers_and_a_resumed_run_give_the_same_bits_and_the_same_block(tmp
         run(tmp_path / "stopped", listener=stop)
     resumed = run(tmp_path / "stopped", resume="yes")
     for other in (spread, resumed):
-        assert hashes_of(other) == hashes_of(whole)
+        assert extract_hashes(other) == extract_hashes(whole)
         assert other["attention"] == whole["attention"]
         assert other["accuracy_matrix"] == whole["accuracy_matrix"]
     assert "backbone.attention.squeeze.weight" in whole["attention"]
@@ -88,7 +88,7 @@ def test_a_site_that_decides_alone_is_named_in_the_journal_and_over_the_heat_map
     )
     config = dict(vars(RunSettings(str(path), runs=str(tmp_path))))
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
-    summary = serve(InProcessGrid(lying, site_contexts(3, config)), context, "in-process")
+    summary = serve(InProcessGrid(lying, build_site_contexts(3, config)), context, "in-process")
     assert max(row["site-0"] for row in summary["attention"].values()) > 0.9
     warning = "round 2: attention: site site-0 has more than 90% of the weight"
     folder = tmp_path / "small"

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Context, Message
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from perennial.config.run import RunSettings
-from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
+from perennial.engine.grid import InProcessGrid, build_site_contexts, set_task_identity
 from perennial.engine.run import answer
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.base import IncrementalStrategy
@@ -41,7 +41,7 @@ def started(strategy: FlowerFedAvg, answers: Any = client, rounds: int = 3) -> A
     set_task_identity()
     torch.manual_seed(1)
     start = ArrayRecord(Net().state_dict())
-    grid = InProcessGrid(answers, site_contexts(SITES, {}))
+    grid = InProcessGrid(answers, build_site_contexts(SITES, {}))
     return strategy.start(grid, start, num_rounds=rounds, timeout=30.0).arrays
 
 
@@ -96,7 +96,7 @@ def test_a_site_of_ours_tells_a_foreign_strategy_why_it_does_not_train(
 ) -> None:
     set_task_identity()
     settings = RunSettings(str(PAGE.parents[1] / "experiments" / "quickstart.yaml"), runs=str(tmp_path))
-    grid = InProcessGrid(answer, site_contexts(SITES, dict(vars(settings))))
+    grid = InProcessGrid(answer, build_site_contexts(SITES, dict(vars(settings))))
     minima: dict[str, Any] = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
     logger = logging.getLogger("flwr")
     logger.addHandler(caplog.handler)

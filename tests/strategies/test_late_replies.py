@@ -14,7 +14,7 @@ from flwr.app import Context, Message, RecordDict
 
 from perennial.client.app import app as client_app
 from perennial.config.run import RunSettings
-from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.grid import InProcessGrid, build_site_contexts
 from perennial.foundation.errors import NOT_APPROVED
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest
@@ -113,7 +113,7 @@ def site(message: Message, context: Context) -> Message:
 def train(exchange: Exchange, grid: LateGrid, number: int) -> list[tuple[str, int]]:
     """(site, round of its reply) as they come."""
     request = TrainRequest(**STAMP, round=number, arrays=MODEL)
-    asked = [(name, node, request) for name, node in SITES.items() if not exchange.busy(name)]
+    asked = [(name, node, request) for name, node in SITES.items() if not exchange.is_busy(name)]
     return [(name, stamp_round(reply)) for name, reply in exchange.train(grid, asked, 1.0)]
 
 
@@ -133,16 +133,16 @@ def measure(exchange: Exchange, grid: LateGrid, value: float) -> tuple[dict[str,
 
 
 def grid_of(late: str) -> LateGrid:
-    return LateGrid(site, site_contexts(2, {}), late)
+    return LateGrid(site, build_site_contexts(2, {}), late)
 
 
 def test_a_late_update_does_not_stand_for_another_answer_and_waits_for_training() -> None:
     exchange, grid = Exchange(), grid_of("TrainReply")
     with simulated_time():
         assert train(exchange, grid, 7) == [("b", 7)]
-        assert exchange.busy("a")
+        assert exchange.is_busy("a")
         assert measure(exchange, grid, 3) == ({"a": 3, "b": 3}, [])
-        assert not exchange.busy("a")
+        assert not exchange.is_busy("a")
         # asked again, and late again: the update of before is there, after that of the other site
         assert train(exchange, grid, 8) == [("b", 8), ("a", 7)]
         assert train(exchange, grid, 9) == [("a", 8), ("b", 9)]
@@ -155,7 +155,7 @@ def test_an_answer_is_to_its_own_question_even_within_one_round() -> None:
         assert measure(exchange, grid, 3) == ({"b": 3}, ["a: no answer within 1 s"])
         grid._late = ""
         assert measure(exchange, grid, 4) == ({"a": 4, "b": 4}, [])
-        assert not exchange.busy("a")
+        assert not exchange.is_busy("a")
 
 
 def run(folder: Path, late: str, **changes: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -165,7 +165,7 @@ def run(folder: Path, late: str, **changes: Any) -> tuple[dict[str, Any], list[d
     run_config = dict(vars(RunSettings(str(path), runs=str(folder / "runs"))))
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
     with simulated_time():
-        summary = serve(LateGrid(client_app, site_contexts(3, run_config), late), context, "in-process")
+        summary = serve(LateGrid(client_app, build_site_contexts(3, run_config), late), context, "in-process")
     lines = (folder / "runs" / "late" / "events.jsonl").read_text().splitlines()
     return summary, [json.loads(line) for line in lines]
 

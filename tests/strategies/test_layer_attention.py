@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
 from perennial.strategies import layer_attention as bundle_module
-from perennial.strategies.layer_attention import LayerAttention, dominance
+from perennial.strategies.layer_attention import LayerAttention, describe_dominance
 from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.sums import exact_sum
@@ -162,7 +162,7 @@ def test_a_site_that_takes_over_is_named_and_the_literal_rule_lets_it() -> None:
     [warning] = OUTCOMES[strategy].warnings
     assert "site-2" in warning
     assert "1 of 1 layers" in warning
-    assert dominance({"a": {"one": 0.99, "two": 0.01}}) == []
+    assert describe_dominance({"a": {"one": 0.99, "two": 0.01}}) == []
     near = LayerAttention(sign=-1)
     assert abs(float(aggregate(near, ZERO, scalars(0.1, 0.1, 21.0))["a"]) - 0.1) < 1e-6
     assert OUTCOMES[near].warnings == []

@@ -15,7 +15,7 @@ from perennial.protocol.stamp import Stamp
 from perennial.strategies import multi_factor
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.multi_factor import MultiFactor, mixed, share, water_fill
+from perennial.strategies.multi_factor import MultiFactor, cap_weights, mix_factors, share
 from perennial.strategies.round.context import Aggregator, RoundOutcome
 from perennial.strategies.round.gate import Admitted, Rejected
 from tests import rounds
@@ -31,8 +31,8 @@ def weights(
     mix: dict[str, float], values: list[dict[str, float | None]], largest: float = 1.0
 ) -> list[float]:
     shares = {name: share([site[name] for site in values]) for name in mix}
-    raw = [mixed(mix, shares, site) for site in values]
-    filled = water_fill(raw, largest)
+    raw = [mix_factors(mix, shares, site) for site in values]
+    filled = cap_weights(raw, largest)
     return [filled.weight(position, weight) for position, weight in enumerate(raw)]
 
 
@@ -110,7 +110,7 @@ def test_weights_lie_on_the_simplex_below_the_cap(
     ],
 )
 def test_the_cap_by_hand(raw: list[float], largest: float, expected: list[float]) -> None:
-    filled = water_fill(raw, largest)
+    filled = cap_weights(raw, largest)
     assert [filled.weight(k, weight) for k, weight in enumerate(raw)] == pytest.approx(expected)
 
 

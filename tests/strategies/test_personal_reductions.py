@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from perennial.foundation.errors import ConfigError
 from perennial.models.sum_grid import SumGrid
 from perennial.protocol.fields import read_kind
-from perennial.protocol.tensors import content_sha256
+from perennial.protocol.tensors import hash_tensors
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.round import context
 from tests.strategies.personal_runs import GROUPS, Run, equal, run
@@ -58,7 +58,7 @@ def test_whole_models_inside_a_group_are_fedavg_of_its_members_alone(
     # twice the norm for half the sites that a sum has to hold: the same steps of its grid, so the same bits
     monkeypatch.setattr(context, "SumGrid", partial(SumGrid, largest_norm=2048.0))
     alone = run(tmp_path / "alone", strategy="fedavg", absence=away)
-    assert content_sha256(grouped.own("site-1")) == alone.summary["model_sha256"]
+    assert hash_tensors(grouped.own("site-1")) == alone.summary["model_sha256"]
     assert not equal(grouped.own("site-1"), grouped.own("site-2"))
 
 

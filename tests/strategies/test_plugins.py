@@ -12,7 +12,7 @@ import yaml
 
 from benchmarks.flower_simulation import FlowerSimulation
 from perennial import load_run, run
-from perennial.config.approval import approved_experiment
+from perennial.config.approval import find_approved_experiment
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import SiteConfig
@@ -20,7 +20,7 @@ from perennial.deploy.application import approve, read_offer, stage_application
 from perennial.engine.run import run_in_process
 from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError, PerennialError, PolicyRefusal
-from perennial.server.summary import hashes_of
+from perennial.server.summary import extract_hashes
 from perennial.strategies.factory import build_strategy
 from tests.plugin_package import CODE, EXPERIMENT, MODULE, install
 
@@ -29,7 +29,7 @@ from tests.plugin_package import CODE, EXPERIMENT, MODULE, install
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = install(tmp_path / "site-packages")
     monkeypatch.syspath_prepend(str(folder))
-    with plugins.using([MODULE]):
+    with plugins.use_also([MODULE]):
         yield folder
     sys.modules.pop(MODULE, None)
 
@@ -46,7 +46,7 @@ def test_methods_by_name_learn_in_process_and_with_workers(installed: Path, tmp_
     alone: Any = run_in_process(RunSettings(str(path), runs=str(tmp_path / "alone"), device="cpu"))
     assert alone["final_accuracy"] > 0.5, "four classes; chance is 0.25"
     spread = run_in_process(RunSettings(str(path), runs=str(tmp_path / "two"), device="cpu"), workers=2)
-    assert hashes_of(spread) == hashes_of(alone)
+    assert extract_hashes(spread) == extract_hashes(alone)
 
 
 def test_names_become_targets_that_need_no_entry_points(installed: Path, tmp_path: Path) -> None:
@@ -120,16 +120,16 @@ def test_an_app_holds_no_code_and_a_site_names_its_plug_ins(installed: Path, tmp
     config = SiteConfig(site="graz", state_dir=tmp_path)
     with pytest.raises(ConfigError, match="write `plugins: {median_plugin: SHA256}` in site.yaml"):
         read_offer(app.fab, config)
-    digest = plugins.fingerprint(f"{MODULE}:Median")
+    digest = plugins.compute_fingerprint(f"{MODULE}:Median")
     named = config.model_copy(update={"plugins": {MODULE: digest}})
     offer = read_offer(app.fab, named)
     assert offer.experiment is not None and f"{MODULE}:Median" in offer.document
     approval = approve(offer, tmp_path / "flower", tmp_path / "approvals")
     settings = RunSettings(digest=offer.experiment.digest)
-    known = approved_experiment(settings, tmp_path / "approvals", named.plugins)
+    known = find_approved_experiment(settings, tmp_path / "approvals", named.plugins)
     assert approval.title == known.name and known == offer.experiment
     with pytest.raises(PolicyRefusal, match="cannot run it: .*does not name"):
-        approved_experiment(settings, tmp_path / "approvals", {})
+        find_approved_experiment(settings, tmp_path / "approvals", {})
     (installed / MODULE / "__init__.py").write_text(CODE + "\n# another version\n")
     with pytest.raises(ConfigError, match=r"the installed package 'median_plugin' has SHA-256"):
         read_offer(app.fab, named)
@@ -176,7 +176,7 @@ def test_a_folder_offers_what_its_modules_define(tmp_path: Path) -> None:
     ):
         path.write_text(yaml.safe_dump({**content, "strategy": {"name": name}}))
         settings = RunSettings(str(path), name=name.replace(":", "-"), runs=str(tmp_path), device="cpu")
-        with plugins.using([folder]):
+        with plugins.use_also([folder]):
             if words is None:
                 assert load_experiment(path).strategy.name == name
             else:
@@ -203,7 +203,7 @@ def test_a_stored_run_opens_without_its_plug_ins_and_goes_on_with_them(
     assert set(opened.experiment.plugins) == {"kept_methods:Median", "kept_methods:Wide"}
     with pytest.raises(PerennialError, match="pass --plugins FOLDER"):
         _ = opened.model
-    with plugins.using([folder]):
+    with plugins.use_also([folder]):
         assert load_run(run_folder).model.classes
     monkeypatch.syspath_prepend(str(folder))
     with pytest.raises(PerennialError, match="pass --plugins FOLDER"):
@@ -211,14 +211,14 @@ def test_a_stored_run_opens_without_its_plug_ins_and_goes_on_with_them(
 
 
 def test_nothing_is_in_use_where_nobody_named_anything(installed: Path) -> None:
-    with plugins.restored(plugins.InUse()):
-        assert plugins.in_use().packages == {}
+    with plugins.restore_in_use(plugins.InUse()):
+        assert plugins.find_in_use().packages == {}
         with (
             pytest.raises(ConfigError, match="which is no installed package with plug-ins"),
-            plugins.using(["subprocess"]),
+            plugins.use_also(["subprocess"]),
         ):
             raise AssertionError
-    with plugins.only({}), pytest.raises(ConfigError, match="only site.yaml"), plugins.using([MODULE]):
+    with plugins.use_only({}), pytest.raises(ConfigError, match="only site.yaml"), plugins.use_also([MODULE]):
         raise AssertionError
 
 
@@ -236,4 +236,4 @@ def test_methods_by_name_under_flwr_run(
         summary = tmp_path / "there" / "plugged" / "summary.json"
         assert summary.exists(), run.output + simulation.log()
     there = json.loads(summary.read_text())
-    assert there["engine"] == "ray" and hashes_of(there) == hashes_of(here)
+    assert there["engine"] == "ray" and extract_hashes(there) == extract_hashes(here)

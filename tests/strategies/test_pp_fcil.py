@@ -12,7 +12,7 @@ from flwr.app import Context, Message, RecordDict
 
 from perennial.client.app import app as client_app
 from perennial.config.run import RunSettings
-from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.grid import InProcessGrid, build_site_contexts
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import PrivacyError, ProtocolError
 from perennial.foundation.streams import stream
@@ -23,7 +23,7 @@ from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.factory import build_model
 from perennial.models.incremental import IncrementalModel, complete_state
 from perennial.server.app import serve
-from perennial.server.summary import hashes_of
+from perennial.server.summary import extract_hashes
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -53,7 +53,7 @@ class WatchedGrid(InProcessGrid):
     """Remembers each training request and reply; holds back the replies of one node for one round."""
 
     def __init__(self, run_config: dict[str, Any], late: tuple[int, int] | None = None) -> None:
-        super().__init__(client_app, site_contexts(3, run_config))
+        super().__init__(client_app, build_site_contexts(3, run_config))
         self.requests: list[Message] = []
         self.replies: list[Message] = []
         self._late, self._held = late, []
@@ -189,7 +189,9 @@ def test_the_past_is_the_same_remembered_or_computed() -> None:
             parameter.add_(0.1)
     expected_logits = teacher(data.inputs(rows))
     for augmented in (False, True):
-        features, logits, _ = FrozenOutputs(model, teacher, data, augmented).beside(rows, data.inputs(rows))
+        features, logits, _ = FrozenOutputs(model, teacher, data, augmented).answer_batch(
+            rows, data.inputs(rows)
+        )
         torch.testing.assert_close(features, model.features(data.inputs(rows)))
         assert logits is not None
         # in the second task the old backbone with the old head is the whole model of the task before
@@ -235,4 +237,4 @@ def test_workers_and_a_resumed_run_give_the_same_bits(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_in_process(RunSettings(experiment, runs=str(tmp_path / "stopped")), listener=stop)
     resumed = run_in_process(RunSettings(experiment, runs=str(tmp_path / "stopped"), resume="yes"))
-    assert hashes_of(spread) == hashes_of(whole) == hashes_of(resumed)
+    assert extract_hashes(spread) == extract_hashes(whole) == extract_hashes(resumed)

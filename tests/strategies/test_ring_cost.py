@@ -2,7 +2,7 @@
 
 import pytest
 
-from perennial.protocol.tensors import byte_count
+from perennial.protocol.tensors import count_bytes
 from perennial.strategies.serial_ring.method import SerialRing
 from tests.strategies.ring_grid import START, ScriptedGrid, adds, request, services
 
@@ -16,4 +16,4 @@ def test_a_relayed_ring_sends_twice_its_segments_times_equation_23(segments: int
     block = strategy.summary_blocks()["ring"]
     assert block["bytes_sent"] == 2 * segments * block["bytes_equation_23"]
     assert block["bytes_equation_22"] == 2 * block["bytes_equation_23"]
-    assert block["bytes_direct"] == segments * block["bytes_equation_23"] + byte_count(START)
+    assert block["bytes_direct"] == segments * block["bytes_equation_23"] + count_bytes(START)

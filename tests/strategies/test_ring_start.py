@@ -3,7 +3,7 @@
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 
-from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.grid import InProcessGrid, build_site_contexts
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.serial_ring.method import SerialRing
 
@@ -20,7 +20,7 @@ def doubling(message: Message, context: Context) -> Message:
 
 
 def started(strategy: IncrementalStrategy, sites: int, rounds: int) -> float:
-    grid = InProcessGrid(doubling, site_contexts(sites, {}))
+    grid = InProcessGrid(doubling, build_site_contexts(sites, {}))
     result = strategy.start(
         grid, ArrayRecord({"w": Array(np.ones(1, dtype=np.float32))}), num_rounds=rounds, timeout=5.0
     )

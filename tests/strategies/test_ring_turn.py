@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from perennial.foundation.errors import ProtocolError
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.serial_ring.site import Turn, segment_of, segment_sizes, turn_of
+from perennial.strategies.serial_ring.site import Turn, draw_segment_sizes, select_segment, turn_of
 
 
 def request(settings: str = "{}", round: int = 1, task: int = 1) -> TrainRequest:
@@ -29,7 +29,7 @@ def cut(indices: torch.Tensor, exemplars: int, round: int, **turn: object) -> li
     """All segments of one round, in the order of its sweeps."""
     segments = int(str(turn["segments"]))
     turns = [Turn.model_validate({**turn, "sweep": sweep}) for sweep in range(1, segments + 1)]
-    return [segment_of(each, indices, exemplars, request(round=round), 3, "site-1") for each in turns]
+    return [select_segment(each, indices, exemplars, request(round=round), 3, "site-1") for each in turns]
 
 
 @given(
@@ -56,7 +56,7 @@ def test_segments_stay_the_same_in_a_task_and_come_in_another_order_each_round()
 
 def test_a_site_that_cannot_fill_its_segments_refuses_without_telling_its_size() -> None:
     with pytest.raises(ProtocolError, match="19 segments of at least 1 samples do not fit") as caught:
-        segment_sizes(Turn(sweep=1, segments=19), 17, np.random.default_rng(0))
+        draw_segment_sizes(Turn(sweep=1, segments=19), 17, np.random.default_rng(0))
     assert "17" not in str(caught.value)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perennial.baselines.adabest import AdaBest
-from perennial.baselines.feddisco import FedDisco, checked_counts, disco_weights, discrepancies
+from perennial.baselines.feddisco import FedDisco, check_counts, compute_disco_weights, measure_discrepancies
 from perennial.client.state import SiteState
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.models.layers import grown
@@ -18,7 +18,7 @@ from perennial.protocol.stamp import Stamp
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.feddyn import FedDyn
-from perennial.strategies.fednova import FedNova, accumulated_weight
+from perennial.strategies.fednova import FedNova, accumulate_weight
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.scaffold import Scaffold
 from tests.rounds import begun
@@ -125,19 +125,19 @@ def test_reductions_to_fedavg(strategy: IncrementalStrategy, uniform: bool, tmp_
 @settings(deadline=None)
 @given(steps=st.integers(1, 200), momentum=st.floats(0.01, 0.99), pull=st.floats(0.01, 0.9))
 def test_accumulated_weight_has_the_papers_closed_forms(steps: int, momentum: float, pull: float) -> None:
-    assert accumulated_weight(steps) == steps
+    assert accumulate_weight(steps) == steps
     closed = (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
-    assert accumulated_weight(steps, momentum) == pytest.approx(closed, rel=1e-6)
-    assert accumulated_weight(steps, pull=pull) == pytest.approx((1 - (1 - pull) ** steps) / pull, rel=1e-6)
+    assert accumulate_weight(steps, momentum) == pytest.approx(closed, rel=1e-6)
+    assert accumulate_weight(steps, pull=pull) == pytest.approx((1 - (1 - pull) ** steps) / pull, rel=1e-6)
 
 
 def test_feddisco_by_hand() -> None:
     counts = np.array([[5, 5, 0], [10, 0, 0]])
-    assert discrepancies(counts) == pytest.approx([0.0, 1.0])
+    assert measure_discrepancies(counts) == pytest.approx([0.0, 1.0])
     # 0.5 - 0.5 * (0, 1) + 0.1 = (0.6, 0.1)
-    assert disco_weights([10, 10], discrepancies(counts)) == pytest.approx([6 / 7, 1 / 7])
-    assert disco_weights([1, 3], np.array([9.0, 9.0])) == pytest.approx([0.25, 0.75])
-    assert discrepancies(np.array([[4, 4], [2, 2]])) == pytest.approx([0.0, 0.0])
+    assert compute_disco_weights([10, 10], measure_discrepancies(counts)) == pytest.approx([6 / 7, 1 / 7])
+    assert compute_disco_weights([1, 3], np.array([9.0, 9.0])) == pytest.approx([0.25, 0.75])
+    assert measure_discrepancies(np.array([[4, 4], [2, 2]])) == pytest.approx([0.0, 0.0])
 
 
 def test_feddisco_weighs_the_updates_in_any_order() -> None:
@@ -159,7 +159,7 @@ def test_feddisco_weighs_the_updates_in_any_order() -> None:
 @pytest.mark.parametrize("counts", [None, [], [0, 0], [1.5], [True, 1], [-1, 3], "12", [10**12]])
 def test_label_counts_that_are_no_counts_are_rejected(counts: object) -> None:
     with pytest.raises(Rejected, match="label_counts"):
-        checked_counts(counts, 9)
+        check_counts(counts, 9)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.serverapp.strategy import FedAvgM
 
 from perennial.config.run import RunSettings
-from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.grid import InProcessGrid, build_site_contexts
 from perennial.engine.run import run_in_process
 from perennial.strategies.factory import build_strategy
 
@@ -103,7 +103,7 @@ def test_flowers_own_server_momentum_of_0_and_step_of_1_is_fedavg() -> None:
     theirs = FedAvgM(server_learning_rate=1.0, server_momentum=0.0, **minima)
     ends = []
     for strategy in (theirs, build_strategy("fedavg", {})):
-        grid = InProcessGrid(half_way_to_three, site_contexts(2, {}))
+        grid = InProcessGrid(half_way_to_three, build_site_contexts(2, {}))
         ends.append(strategy.start(grid, start, num_rounds=3).arrays["w"].numpy())
     assert ends[1] == pytest.approx(ends[0], abs=1e-6)
     assert ends[1] == pytest.approx(3 - 2 * 0.5**3, abs=1e-6)

@@ -24,7 +24,7 @@ from perennial.privacy.released import Released
 from perennial.privacy.secure.roster import MOST_SITES
 from perennial.protocol.tensors import Tensors
 from perennial.server.withdrawal import withdraw
-from perennial.strategies.analytic.site import _words
+from perennial.strategies.analytic.site import _encode_words
 from tests.privacy.distinguishing import audit
 from tests.privacy.test_shared_noise import exact_epsilon
 from tests.strategies.test_analytic_runs import EXPERIMENT, experiment, own_cache, run, sums_of  # noqa: F401
@@ -293,11 +293,11 @@ def test_site_that_wants_noise_of_its_own_takes_no_share_of_others() -> None:
 
 def test_range_of_words_follows_from_no_request_and_has_room_for_every_site() -> None:
     """A bound that a request moved would tell the number of samples, by bisection, with no sum opened."""
-    mechanism = charges.in_the_clear(Experiment.model_validate(experiment(**SMALL)), "a" * 16, "sums")
+    mechanism = charges.price_clear_release(Experiment.model_validate(experiment(**SMALL)), "a" * 16, "sums")
 
     def words(samples: int) -> Any:
         sums = {name: torch.tensor([samples * PRODUCT]) for name in ("gram", "sums", "counts")}
-        return _words(Released(Tensors(sums), mechanism))
+        return _encode_words(Released(Tensors(sums), mechanism))
 
     assert int(words(MAX_SAMPLES).value.max()) * MOST_SITES < 1 << 62
     with pytest.raises(PolicyRefusal, match="100 sums as large as this site.s fit no 64-bit words"):

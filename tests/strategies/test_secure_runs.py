@@ -16,7 +16,7 @@ from perennial.client.app import app as client_app
 from perennial.client.secure_state import SecureState
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
-from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.grid import InProcessGrid, build_site_contexts
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.privacy.secure.keys import Words
@@ -91,7 +91,7 @@ def serve_file(path: Path, fault: Fault, after: bool = False, resume: bool = Fal
     settings = RunSettings(str(path), runs=str(path.parent / "runs"), resume="yes" if resume else "")
     config = dict(vars(settings))
     sites = load_experiment(path).data.sites or 0
-    grid = FaultyGrid(site_contexts(sites, config), fault, after)
+    grid = FaultyGrid(build_site_contexts(sites, config), fault, after)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
     return serve(grid, context, engine="in-process", listener=None), grid
 
@@ -246,7 +246,7 @@ def serve_dying(path: Path, fault: Fault, after: bool) -> None:
             return replies
 
     config = dict(vars(RunSettings(str(path), runs=str(path.parent / "runs"))))
-    grid = Dying(site_contexts(4, config), fault, after)
+    grid = Dying(build_site_contexts(4, config), fault, after)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
     serve(grid, context, engine="in-process", listener=None)
 
@@ -313,7 +313,7 @@ def test_messages_of_a_masked_run_hold_no_value_of_one_site(tmp_path: Path) -> N
             return replies
 
     config = dict(vars(RunSettings(write(tmp_path), runs=str(tmp_path / "runs"))))
-    grid = Listening(site_contexts(4, config), lambda *_: None)
+    grid = Listening(build_site_contexts(4, config), lambda *_: None)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
     serve(grid, context, engine="in-process", listener=None)
     replies = {"IntroduceReply", "ShareReply", "MaskedReply", "VoteReply", "OpenReply"}

@@ -13,7 +13,7 @@ from perennial.protocol.messages import TrainRequest
 from perennial.strategies.round.gate import RunningBounds
 from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.serial_ring import hop_log as ring_log
-from perennial.strategies.serial_ring.method import SerialRing, layer_names, perturbed
+from perennial.strategies.serial_ring.method import SerialRing, list_layers, perturb_layers
 from tests.strategies.ring_grid import START, ScriptedGrid, adds, doubles_and_adds, refuses, request, services
 
 
@@ -133,8 +133,8 @@ def stop_second(answer: Any, stop: Any) -> Any:
 
 def test_initial_noise_changes_the_drawn_layers_only() -> None:
     arrays = {f"layer{k}.{part}": torch.zeros(3) for k in range(6) for part in ("weight", "bias")}
-    assert layer_names(arrays) == tuple(f"layer{k}" for k in range(6))
-    noisy = perturbed(arrays, 0.1, seed=1)
+    assert list_layers(arrays) == tuple(f"layer{k}" for k in range(6))
+    noisy = perturb_layers(arrays, 0.1, seed=1)
     changed = {name.split(".")[0] for name in arrays if not torch.equal(noisy[name], arrays[name])}
     assert len(changed) == 3
     assert all(noisy[f"{layer}.{part}"].all() for layer in changed for part in ("weight", "bias"))

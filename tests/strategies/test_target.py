@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from perennial.baselines.inversion import _statistics_distance, synthesise
+from perennial.baselines.inversion import _watch_statistics, synthesise
 from perennial.baselines.target import MadeInputs, Target, TargetSite
 from perennial.foundation.errors import ConfigError
 from perennial.learning.site_method import LocalTurn
@@ -107,7 +107,7 @@ def test_the_distance_of_batch_statistics_is_the_sum_of_those_of_mean_and_varian
     assert layer.running_mean is not None and layer.running_var is not None
     layer.running_mean.copy_(torch.tensor([1.0, 1.0]))
     layer.running_var.copy_(torch.tensor([4.0, 1.0]))
-    distance = _statistics_distance(layer)
+    distance = _watch_statistics(layer)
     assert float(distance()) == 0.0, "nothing has been seen"
     # both channels hold -1 and 1: means of 0 and variances of 1
     layer(torch.tensor([-1.0, 1.0]).view(2, 1, 1, 1).expand(2, 2, 3, 3))

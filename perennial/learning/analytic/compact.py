@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.errors import ProtocolError
-from perennial.learning.analytic.statistics import PRODUCT, Statistics, SumsForm, unpacked
+from perennial.learning.analytic.statistics import PRODUCT, Statistics, SumsForm, unpack_triangle
 from perennial.models.feature_maps.projection import CONSTANT_STEPS
 
 ROUNDING = 2.0**-53
@@ -44,7 +44,7 @@ def compact_statistics(found: Statistics) -> dict[str, Tensor]:
     rest = {"sums": found.sums, "counts": found.counts}
     plain = found.gram.numel() * PLANES
     width, rank = found.width - 1, min(found.samples, found.width - 1)
-    if 2 * _trapezoid(rank, width) * 8 < plain and (factor := _factor(found, rank)) is not None:
+    if 2 * _count_trapezoid(rank, width) * 8 < plain and (factor := _factorise(found, rank)) is not None:
         return {**factor, **rest}
     planes = found.gram.contiguous().numpy().astype("<i8", copy=False).view(np.uint8)
     pressed = zlib.compress(planes.reshape(-1, PLANES).T.tobytes(), 1)
@@ -61,29 +61,29 @@ def read_compact(tensors: Mapping[str, Tensor], form: SumsForm, classes: range) 
     """
     kept = {name: tensor for name, tensor in tensors.items() if name not in ("factor", "order", "planes")}
     if "factor" in tensors or "order" in tensors:
-        shapes = form.shapes(len(classes))
+        shapes = form.list_shapes(len(classes))
         if {name: tuple(tensor.shape) for name, tensor in kept.items()} != {
             name: shapes[name] for name in ("sums", "counts")
         } or kept["sums"].dtype != torch.int64:
-            raise _refusal(f"{', '.join(sorted(tensors))}, of shapes that do not fit")
-        return {"gram": _multiplied(tensors, form.width, kept["sums"].cpu()), **kept}
+            raise _make_refusal(f"{', '.join(sorted(tensors))}, of shapes that do not fit")
+        return {"gram": _multiply_factor(tensors, form.width, kept["sums"].cpu()), **kept}
     if "planes" in tensors:
-        return {"gram": _inflated(tensors["planes"], form.shapes(len(classes))["gram"][0]), **kept}
+        return {"gram": _inflate(tensors["planes"], form.list_shapes(len(classes))["gram"][0]), **kept}
     return kept
 
 
-def _trapezoid(rank: int, width: int) -> int:
+def _count_trapezoid(rank: int, width: int) -> int:
     return rank * width - rank * (rank - 1) // 2
 
 
-def _factor(found: Statistics, rank: int) -> dict[str, Tensor] | None:
+def _factorise(found: Statistics, rank: int) -> dict[str, Tensor] | None:
     """Return `factor` and `order`, or None where their product might not round to the integers of G."""
     from scipy.linalg import get_lapack_funcs
 
     if not found.gram.numel() or int(found.gram.abs().max()) >= EXACT_STEPS:
         return None
-    gram = unpacked(found.gram, found.width)
-    if not torch.equal(found.gram[_last_column(found.width)], _constant_products(found.sums)):
+    gram = unpack_triangle(found.gram, found.width)
+    if not torch.equal(found.gram[_last_column(found.width)], _compute_constant_products(found.sums)):
         return None
     gram = gram[:-1, :-1].numpy()
     pivoted_cholesky: Any = get_lapack_funcs("pstrf", dtype="float64")
@@ -102,19 +102,19 @@ def _factor(found: Statistics, rank: int) -> dict[str, Tensor] | None:
     return {"factor": torch.from_numpy(values), "order": torch.from_numpy(order.astype(np.int32))}
 
 
-def _multiplied(tensors: Mapping[str, Tensor], width: int, sums: Tensor) -> Tensor:
+def _multiply_factor(tensors: Mapping[str, Tensor], width: int, sums: Tensor) -> Tensor:
     """Return the (D (D + 1) / 2,) int64 triangle of R^T R, with the products with the constant."""
     if not {"factor", "order"} <= tensors.keys():
-        raise _refusal("`factor` or `order` alone")
+        raise _make_refusal("`factor` or `order` alone")
     values, order = tensors["factor"].cpu(), tensors["order"].cpu()
     inner = width - 1
     if order.dtype != torch.int32 or not torch.equal(
         order.sort().values, torch.arange(inner, dtype=torch.int32)
     ):
-        raise _refusal(f"an order that is none of {inner} features")
+        raise _make_refusal(f"an order that is none of {inner} features")
     rank = _rank_of(values.numel(), inner)
     if values.dtype != torch.float64 or values.dim() != 1 or rank is None:
-        raise _refusal(f"a factor of {values.numel()} values of {values.dtype}, which is no trapezoid")
+        raise _make_refusal(f"a factor of {values.numel()} values of {values.dtype}, which is no trapezoid")
     upper = torch.zeros(rank, inner, dtype=torch.float64)
     start = 0
     for row in range(rank):
@@ -123,11 +123,11 @@ def _multiplied(tensors: Mapping[str, Tensor], width: int, sums: Tensor) -> Tens
         start = end
     product = (upper.T @ upper * PRODUCT).round_()
     if not bool((product.abs() < EXACT_STEPS).all()):
-        raise _refusal("products of 2^53 steps or more")
+        raise _make_refusal("products of 2^53 steps or more")
     places = torch.empty(inner, dtype=torch.int64)
     places[order.long()] = torch.arange(inner)
     product = product[places][:, places]
-    constant = _constant_products(sums)
+    constant = _compute_constant_products(sums)
     triangle = torch.empty(width * (width + 1) // 2, dtype=torch.int64)
     start = 0
     for row in range(width):
@@ -147,22 +147,22 @@ def _rank_of(values: int, width: int) -> int | None:
     return rank if left == 0 else None
 
 
-def _inflated(planes: Tensor, entries: int) -> Tensor:
+def _inflate(planes: Tensor, entries: int) -> Tensor:
     if planes.dtype != torch.uint8 or planes.dim() != 1:
-        raise _refusal(f"planes of {planes.dtype}, allowed a row of bytes")
+        raise _make_refusal(f"planes of {planes.dtype}, allowed a row of bytes")
     size = entries * PLANES
     stream = zlib.decompressobj()
     try:
         # never more than what was asked for, whatever the bytes would become
         found = stream.decompress(planes.cpu().contiguous().numpy().tobytes(), size + 1)
     except zlib.error as error:
-        raise _refusal(f"planes that cannot be read ({error})") from error
+        raise _make_refusal(f"planes that cannot be read ({error})") from error
     if len(found) != size or not stream.eof:
-        raise _refusal(f"planes of another size than {size} bytes")
+        raise _make_refusal(f"planes of another size than {size} bytes")
     return torch.from_numpy(np.frombuffer(found, np.uint8).reshape(PLANES, -1).T.copy().view("<i8")[:, 0])
 
 
-def _constant_products(sums: Tensor) -> Tensor:
+def _compute_constant_products(sums: Tensor) -> Tensor:
     """Return the (D,) products of each feature, and of the constant, with the constant."""
     return sums.sum(dim=0) * CONSTANT_STEPS
 
@@ -172,5 +172,5 @@ def _last_column(width: int) -> Tensor:
     return torch.arange(width, 0, -1).cumsum(0) - 1
 
 
-def _refusal(what: str) -> ProtocolError:
+def _make_refusal(what: str) -> ProtocolError:
     return ProtocolError(f"StatisticsReply: statistics: found {what}")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.errors import DataError
-from perennial.learning.analytic.solve import LinearHead, Sums, best_by_gcv, ridge
+from perennial.learning.analytic.solve import LinearHead, Sums, choose_by_gcv, solve_ridge
 
 LAMBDAS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Shrinkages that cross-validation chooses among, from the sums without the site that is judged."""
@@ -44,11 +44,11 @@ class Judge:
         """The sums of the features that the head sees."""
         return sums if self.places is None else sums.of_features(self.places)
 
-    def shrinkage_of(self, sums: Sums) -> float:
+    def choose_shrinkage(self, sums: Sums) -> float:
         """The shrinkage for these sums. Raises DataError if they have no ridge solution."""
         if self.shrinkage is not None:
             return self.shrinkage
-        return best_by_gcv(sums, LAMBDAS)
+        return choose_by_gcv(sums, LAMBDAS)
 
 
 EVERYTHING = Judge()
@@ -83,7 +83,7 @@ class CrossSite:
     features: int
 
 
-def error_on(head: LinearHead, sums: Sums, known: Tensor) -> float | None:
+def measure_error(head: LinearHead, sums: Sums, known: Tensor) -> float | None:
     """Mean squared error of a head's scores against the class indicators, over classes that it knows.
 
     sums: of the records that judge it. known: (C,) bool, the classes to score. Returns None if the sums have
@@ -92,10 +92,10 @@ def error_on(head: LinearHead, sums: Sums, known: Tensor) -> float | None:
     records = float(sums.counts[known].sum())
     if records <= 0:
         return None
-    return (_scored(head, sums, known) + records) / records
+    return (_score(head, sums, known) + records) / records
 
 
-def _scored(head: LinearHead, sums: Sums, known: Tensor) -> float:
+def _score(head: LinearHead, sums: Sums, known: Tensor) -> float:
     """Squared scores minus twice those of the true classes, over all records."""
     # the site's records of classes that the head does not know cannot be taken out of its products, so each
     # known column is judged on all of them, as an indicator that is 0 there
@@ -125,42 +125,42 @@ def cross_site(sites: Mapping[str, Sums], judge: Judge = EVERYTHING) -> CrossSit
     """
     if len(sites) < 3:
         raise DataError(f"cross-site table: found {len(sites)} sites, allowed three or more")
-    first = table = _table(sites, judge)
+    first = table = _build_table(sites, judge)
     left, marked = dict(sites), {}
-    while found := _marked(table.rows, compare_labels(left)):
+    while found := _find_marked(table.rows, compare_labels(left)):
         worst = min(found, key=lambda name: (table.rows[name].skill or 0.0, table.given.get(name, 0.0)))
         marked[worst] = found[worst]
         del left[worst]
         if len(left) < 3:
             break
-        table = _table(left, judge)
+        table = _build_table(left, judge)
     return replace(first, marked=marked)
 
 
-def _table(sites: Mapping[str, Sums], judge: Judge) -> CrossSite:
+def _build_table(sites: Mapping[str, Sums], judge: Judge) -> CrossSite:
     """The table, with nobody marked."""
     names = sorted(sites)
     most = median(float(each.counts.sum()) for each in sites.values())
-    weighed = {name: _at_most(each, most) for name, each in sites.items()}
-    total = added(list(weighed.values()))
+    weighed = {name: _cap_records(each, most) for name, each in sites.items()}
+    total = add_sums(list(weighed.values()))
     rows: dict[str, SiteRow] = {}
     judged: dict[str, tuple[float, LinearHead]] = {}
     for name in names:
-        others = _without(total, weighed[name])
+        others = _subtract(total, weighed[name])
         known = others.counts > 0
         rows[name] = SiteRow(None, None, {})
         if not _is_known(sites[name], known):
             continue
-        shrinkage = judge.shrinkage_of(others)
-        head = ridge(others, shrinkage)
-        apart = error_on(head, sites[name], known)
+        shrinkage = judge.choose_shrinkage(others)
+        head = solve_ridge(others, shrinkage)
+        apart = measure_error(head, sites[name], known)
         assert apart is not None
         guess = guess_error(others.counts / others.counts.sum(), sites[name], known)
         judged[name] = shrinkage, head
         rows[name] = SiteRow(apart, 1 - apart / guess, {})
     for place, one in enumerate(names):
         for other in names[place + 1 :]:
-            rest = _without(_without(total, weighed[one]), weighed[other])
+            rest = _subtract(_subtract(total, weighed[one]), weighed[other])
             known = rest.counts > 0
             heads: dict[float, LinearHead] = {}
             for name, left_out in ((one, other), (other, one)):
@@ -169,9 +169,12 @@ def _table(sites: Mapping[str, Sums], judge: Judge) -> CrossSite:
                 ):
                     continue
                 shrinkage, with_it = judged[name]
-                heads[shrinkage] = head = heads.get(shrinkage) or ridge(rest, shrinkage)
+                heads[shrinkage] = head = heads.get(shrinkage) or solve_ridge(rest, shrinkage)
                 # both on the classes that are known without the other site
-                before, after = error_on(head, sites[name], known), error_on(with_it, sites[name], known)
+                before, after = (
+                    measure_error(head, sites[name], known),
+                    measure_error(with_it, sites[name], known),
+                )
                 if before is not None and after:
                     rows[name].benefit[left_out] = (before - after) / after
     given = {
@@ -182,7 +185,7 @@ def _table(sites: Mapping[str, Sums], judge: Judge) -> CrossSite:
     return CrossSite(rows, given, {}, len(total.gram) - 1)
 
 
-def _at_most(sums: Sums, records: float) -> Sums:
+def _cap_records(sums: Sums, records: float) -> Sums:
     """Sums that count as no more than so many records."""
     own = float(sums.counts.sum())
     factor = min(1.0, records / own) if own else 1.0
@@ -211,7 +214,7 @@ class LabelCheck:
     likeness: float | None
 
 
-def _marked(rows: Mapping[str, SiteRow], checks: Mapping[str, LabelCheck]) -> dict[str, str]:
+def _find_marked(rows: Mapping[str, SiteRow], checks: Mapping[str, LabelCheck]) -> dict[str, str]:
     """Who is looked at: contradicted labels, or a skill below 0 of classes that resemble nobody's.
 
     A skill below 0 alone is no reason, since another camera has it too; nor is it where most sites' skill is
@@ -244,7 +247,7 @@ def compare_labels(sites: Mapping[str, Sums], least: int = LEAST_RECORDS) -> dic
     from scipy.optimize import linear_sum_assignment
 
     most = median(float(each.counts.sum()) for each in sites.values())
-    means = _whitened_means({name: _at_most(each, most) for name, each in sites.items()})
+    means = _whiten_means({name: _cap_records(each, most) for name, each in sites.items()})
     if means is None:
         return {}
     found = {}
@@ -287,7 +290,7 @@ class _Means:
     correction: float
 
 
-def _whitened_means(sites: Mapping[str, Sums]) -> _Means | None:
+def _whiten_means(sites: Mapping[str, Sums]) -> _Means | None:
     """Class means by the within-class covariance of all sites, about each site's own class means.
 
     The covariance is shrunk by WITHIN_SHRINKAGE of its mean diagonal. None: there are too few records.
@@ -321,16 +324,16 @@ def _whitened_means(sites: Mapping[str, Sums]) -> _Means | None:
     return _Means(whitened, directions, correction)
 
 
-def added(parts: Sequence[Sums]) -> Sums:
+def add_sums(parts: Sequence[Sums]) -> Sums:
     """The sums of all parts together."""
     total = parts[0]
     for part in parts[1:]:
-        total = total.with_more(part, 1.0)
+        total = total.add_scaled(part, 1.0)
     return total
 
 
-def _without(total: Sums, part: Sums) -> Sums:
-    rest = total.with_more(part, -1.0)
+def _subtract(total: Sums, part: Sums) -> Sums:
+    rest = total.add_scaled(part, -1.0)
     # what is left of subtracting equal numbers must be none
     counts = torch.where(rest.counts > 1e-6 * total.counts, rest.counts, torch.zeros_like(rest.counts))
     return Sums(rest.gram, rest.sums, counts, rest.constant)

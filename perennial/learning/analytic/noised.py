@@ -14,7 +14,7 @@ from torch import Tensor
 
 from perennial.foundation.errors import DataError
 from perennial.learning.analytic.solve import LinearHead, Sums, solve
-from perennial.learning.analytic.statistics import Statistics, unpacked
+from perennial.learning.analytic.statistics import Statistics, unpack_triangle
 from perennial.models.class_means import NEVER
 from perennial.models.feature_maps.projection import CONSTANT, GRID
 
@@ -53,7 +53,7 @@ class NoisedSums:
         """Convert statistics to float64. Counts are in steps of 2^-16, noise in units of the values."""
         products = len(statistics.gram) > 0
         return cls(
-            unpacked(statistics.gram, statistics.width) if products else None,
+            unpack_triangle(statistics.gram, statistics.width) if products else None,
             statistics.sums.double() / GRID,
             statistics.counts.double() / GRID,
             gram_noise,
@@ -71,7 +71,7 @@ class NoisedSums:
         """(C,) bool: released classes whose count is below two standard deviations of its noise."""
         return self.released & (self.counts < CERTAIN * self.counts_noise)
 
-    def for_ridge(self) -> Sums:
+    def prepare_for_ridge(self) -> Sums:
         """The sums as ridge() takes them: with the constant's row, and without negative eigenvalues.
 
         Raises DataError if no products were released.
@@ -89,7 +89,7 @@ class NoisedSums:
         sums = torch.cat([self.sums, counts[:, None] * CONSTANT], dim=1)
         return Sums((gram + gram.T) / 2, sums, counts, noise=self.gram_noise)
 
-    def estimated_counts(self) -> Tensor:
+    def estimate_counts(self) -> Tensor:
         """(C',) counts of the C' released classes, shrunk towards their mean by as much as noise explains.
 
         Each is at least twice its noise, or the mean if that is less. Raises DataError if the noise
@@ -104,7 +104,7 @@ class NoisedSums:
         drawn = mean + spread / (spread + explained) * (counts - mean)
         return torch.maximum(drawn, torch.minimum(CERTAIN * noise, mean))
 
-    def estimated_means(self, counts: Tensor) -> Tensor:
+    def estimate_means(self, counts: Tensor) -> Tensor:
         """(C', D) class means, shrunk towards the mean of all by as much as noise explains their differences.
 
         James and Stein 1961, with its positive part. counts: (C',) as estimated_counts gives them.
@@ -116,7 +116,7 @@ class NoisedSums:
         kept = (1 - of_noise / apart.square().sum(dim=1).clamp(min=1e-300)).clamp(min=0)
         return centre + kept[:, None] * apart
 
-    def covariance(self, counts: Tensor, means: Tensor) -> Tensor:
+    def estimate_covariance(self, counts: Tensor, means: Tensor) -> Tensor:
         """(D, D) covariance within classes, its eigenvalues raised by about the size of the noise.
 
         Without released products it is the identity, with which a Gaussian head takes the nearest class mean.
@@ -133,15 +133,15 @@ class NoisedSums:
         return (vectors * values) @ vectors.T
 
 
-def noised_gaussian(sums: NoisedSums) -> LinearHead:
+def solve_noised_gaussian(sums: NoisedSums) -> LinearHead:
     """Linear discriminants from noised sums: w_c = Sigma^-1 mu_c, b_c = -mu_c . w_c / 2.
 
     Classes are treated alike. One of which nothing was released is never predicted.
     Raises DataError where the noise leaves no samples.
     """
-    counts = sums.estimated_counts()
-    means = sums.estimated_means(counts)
-    directions = solve(sums.covariance(counts, means), means.T).T
+    counts = sums.estimate_counts()
+    means = sums.estimate_means(counts)
+    directions = solve(sums.estimate_covariance(counts, means), means.T).T
     weight = torch.zeros_like(sums.sums)
     bias = torch.full((len(sums.counts),), NEVER, dtype=torch.float64)
     weight[sums.released] = directions

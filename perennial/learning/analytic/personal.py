@@ -52,16 +52,16 @@ def fit_personal_head(
     frequency = (counts + 1.0) / (len(labels) + classes)
     mean, deviation = features.mean(dim=0), features.var(dim=0, correction=0)
     deviation = torch.where(deviation > LEAST_VARIANCE, deviation.clamp(min=0).sqrt(), torch.inf)
-    left, values, right = _decomposed((features - mean) / deviation)
+    left, values, right = _decompose((features - mean) / deviation)
     unit = float(values.square().sum()) / features.shape[1]
 
-    def ridge(residual: Tensor, penalty: float) -> Tensor:
+    def solve_weights(residual: Tensor, penalty: float) -> Tensor:
         """(C, D) weights on the features as they are."""
         shrunk = values / (values.square() + penalty * unit)
         return (right.T @ (shrunk[:, None] * (left.T @ residual))).T / deviation
 
     centred = targets - targets.mean(dim=0)
-    weight = ridge(centred, _by_gcv(left, values, centred, unit))
+    weight = solve_weights(centred, _choose_by_gcv(left, values, centred, unit))
     own = _complete(weight, frequency - weight @ mean, held & known)
     scores = features @ federated.weight.T
     varying = scores - scores.mean(dim=0)
@@ -77,19 +77,19 @@ def fit_personal_head(
     residual[:, ~held] = 0
     heads = {FEDERATED: _complete(base, offset, known)}
     for penalty in PENALTIES:
-        more = ridge(residual - residual.mean(dim=0), penalty)
+        more = solve_weights(residual - residual.mean(dim=0), penalty)
         heads[penalty] = _complete(base + more, offset - more @ mean, known)
     heads[OWN] = own
-    errors = {penalty: _error(head, *validation, held) for penalty, head in heads.items()}
+    errors = {penalty: _measure_error(head, *validation, held) for penalty, head in heads.items()}
     enough = len(validation[1]) >= LEAST_RECORDS and bool(varying.any())
     # of equals the one that is nearest to the federated head
     penalty = min(errors, key=lambda each: (errors[each], -each)) if enough else FEDERATED
     missing = torch.nonzero(~held & known).flatten().tolist()
-    chosen = _with_rows(heads[penalty], heads[FEDERATED], missing) if penalty == OWN else heads[penalty]
+    chosen = _replace_rows(heads[penalty], heads[FEDERATED], missing) if penalty == OWN else heads[penalty]
     return PersonalHead(own, chosen, penalty, errors, missing)
 
 
-def _decomposed(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _decompose(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(U (n, r), singular values (r,), V^T (r, D)) of (n, D), by the smaller matrix of products."""
     wide = len(rows) < rows.shape[1]
     squares, vectors = torch.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
@@ -100,7 +100,7 @@ def _decomposed(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return rows @ vectors / values, values, vectors.T
 
 
-def _with_rows(head: LinearHead, other: LinearHead, labels: list[int]) -> LinearHead:
+def _replace_rows(head: LinearHead, other: LinearHead, labels: list[int]) -> LinearHead:
     weight, bias = head.weight.clone(), head.bias.clone()
     weight[labels], bias[labels] = other.weight[labels], other.bias[labels]
     return LinearHead(weight, bias)
@@ -111,7 +111,7 @@ def _complete(weight: Tensor, bias: Tensor, known: Tensor) -> LinearHead:
     return LinearHead(weight, torch.where(known, bias, torch.full_like(bias, NEVER)))
 
 
-def _error(head: LinearHead, features: Tensor, labels: Tensor, held: Tensor) -> float:
+def _measure_error(head: LinearHead, features: Tensor, labels: Tensor, held: Tensor) -> float:
     """Mean squared error of the indicators of classes that the site has."""
     if not len(labels):
         return 0.0
@@ -120,7 +120,7 @@ def _error(head: LinearHead, features: Tensor, labels: Tensor, held: Tensor) -> 
     return float(wrong[:, (head.bias > NEVER / 2)[held]].square().sum(dim=1).mean())
 
 
-def _by_gcv(left: Tensor, values: Tensor, targets: Tensor, unit: float) -> float:
+def _choose_by_gcv(left: Tensor, values: Tensor, targets: Tensor, unit: float) -> float:
     """The shrinkage that generalised cross-validation prefers (Golub, Heath and Wahba 1979)."""
     records, inside = len(targets), left.T @ targets
     outside = float(targets.square().sum() - inside.square().sum())

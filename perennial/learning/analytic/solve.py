@@ -19,9 +19,9 @@ from perennial.foundation.errors import DataError
 from perennial.learning.analytic.statistics import (
     WEIGHT,
     Statistics,
-    adding_device,
+    choose_adding_device,
     require_width,
-    unpacked,
+    unpack_triangle,
 )
 from perennial.models.class_means import NEVER
 from perennial.models.feature_maps.projection import CONSTANT, GRID
@@ -57,7 +57,7 @@ class Sums:
         samples: number of samples if the statistics are weighted (each counts w_c times); None if not.
         """
         unit = 1 if samples is None else WEIGHT
-        gram = unpacked(statistics.gram, statistics.width)
+        gram = unpack_triangle(statistics.gram, statistics.width)
         return cls(
             gram if unit == 1 else gram.div_(unit),
             statistics.sums.double() / (GRID * unit),
@@ -65,14 +65,14 @@ class Sums:
             samples=samples,
         )
 
-    def on(self, device: torch.device | None) -> "Sums":
+    def move_to(self, device: torch.device | None) -> "Sums":
         """The same sums on the device that solves heads: `device` if it is a CUDA GPU, else the processor."""
-        place = adding_device(device)
+        place = choose_adding_device(device)
         if place == self.gram.device:
             return self
         return replace(self, gram=self.gram.to(place), sums=self.sums.to(place), counts=self.counts.to(place))
 
-    def with_more(self, other: "Sums", times: float) -> "Sums":
+    def add_scaled(self, other: "Sums", times: float) -> "Sums":
         """self + times * other, for sums without noise and without class weights."""
         return Sums(
             self.gram + times * other.gram,
@@ -112,7 +112,7 @@ class LinearHead:
         """(B, C) scores of (B, D - 1) features, in float64."""
         return features.double() @ self.weight.T + self.bias
 
-    def tensors(self) -> dict[str, Tensor]:
+    def list_tensors(self) -> dict[str, Tensor]:
         """head.weight and head.bias of a saved model, in float32.
 
         What all classes have in common is taken away first: it changes no prediction and no softmax, and
@@ -126,27 +126,27 @@ class LinearHead:
         return {"head.weight": weight.float(), "head.bias": bias.float()}
 
 
-def ridge(sums: Sums, shrinkage: float, standardise: bool = False) -> LinearHead:
+def solve_ridge(sums: Sums, shrinkage: float, standardise: bool = False) -> LinearHead:
     """Solve ridge regression on class indicators: W = (G + lambda m I)^-1 S^T with m = trace(G) / D.
 
     shrinkage: lambda. standardise: scale features to mean 0 and deviation 1, taken from the sums; the bias
     then has no penalty. Weighted sums give class-balanced ridge. A class without samples is never predicted.
     """
     if standardise:
-        return _standardised(sums).head(shrinkage)
+        return _standardise(sums).head(shrinkage)
     require_width(len(sums.gram))
     penalty = max(shrinkage * float(sums.gram.trace()) / len(sums.gram), sums.least_penalty)
-    solution = solve(_raised(sums.gram, penalty), sums.sums.T).T
+    solution = solve(_raise_diagonal(sums.gram, penalty), sums.sums.T).T
     return _of_known(solution[:, :-1], solution[:, -1] * sums.constant, sums.counts)
 
 
-def gaussian(sums: Sums, shrinkage: float) -> LinearHead:
+def solve_gaussian(sums: Sums, shrinkage: float) -> LinearHead:
     """Linear discriminants from class means and one within-class covariance.
 
     shrinkage: gamma of the covariance (1 - gamma) Sigma + gamma diag(Sigma). Classes are treated
     alike, whatever their frequency. Raises DataError when there are not more samples than classes.
     """
-    means, covariance, held = within_class(sums)
+    means, covariance, held = estimate_within_class(sums)
     varies = covariance.diagonal() > LEAST_VARIANCE
     if not varies.any():
         raise DataError("gaussian head: no feature varies within a class, so there is no covariance")
@@ -165,7 +165,7 @@ def gaussian(sums: Sums, shrinkage: float) -> LinearHead:
     return LinearHead(weight.cpu(), bias.cpu())
 
 
-def within_class(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
+def estimate_within_class(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
     """(means (C', D - 1), covariance (D - 1, D - 1), held (C,) bool) of the C' classes with samples."""
     held = sums.counts > 0
     counts, total = sums.counts[held], sums.total
@@ -181,14 +181,14 @@ def within_class(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
     return means, covariance, held
 
 
-def oracle_shrinkage(sums: Sums) -> float:
+def estimate_oracle_shrinkage(sums: Sums) -> float:
     """The gaussian head's shrinkage with the least expected error of the covariance, from the sums alone.
 
     As Ledoit and Wolf's, of features brought to deviation 1 within a class; their fourth moments are taken
     for a normal distribution's, since sums do not hold them (OAS, Chen et al., IEEE TSP 2010).
     Raises DataError when there are not more samples than classes.
     """
-    means, covariance, _ = within_class(sums)
+    means, covariance, _ = estimate_within_class(sums)
     varies = covariance.diagonal() > LEAST_VARIANCE
     deviation = covariance.diagonal()[varies].sqrt()
     correlation = covariance[varies][:, varies] / torch.outer(deviation, deviation)
@@ -211,12 +211,12 @@ class _Standardised:
 
     def head(self, shrinkage: float) -> LinearHead:
         penalty = shrinkage * float(self.gram.trace()) / len(self.gram)
-        weight = solve(_raised(self.gram, penalty), self.sums.T).T / self.deviation
+        weight = solve(_raise_diagonal(self.gram, penalty), self.sums.T).T / self.deviation
         bias = self.counts / self.counts.sum() - weight @ self.mean
         return _of_known(weight, bias, self.counts)
 
 
-def _standardised(sums: Sums) -> _Standardised:
+def _standardise(sums: Sums) -> _Standardised:
     require_width(len(sums.gram))
     total = sums.total
     mean = sums.gram[-1, :-1] / (sums.constant * total)
@@ -230,7 +230,7 @@ def _standardised(sums: Sums) -> _Standardised:
     return _Standardised(centred, rows, mean, deviation, sums.counts)
 
 
-def gcv(sums: Sums, shrinkages: Sequence[float], standardise: bool = False) -> list[float]:
+def compute_gcv(sums: Sums, shrinkages: Sequence[float], standardise: bool = False) -> list[float]:
     """Generalised cross-validation scores of ridge for each shrinkage, from the sums alone; least is best.
 
     Golub, Heath and Wahba 1979. The matrix of products is brought to tridiagonal form once, from which each
@@ -241,12 +241,12 @@ def gcv(sums: Sums, shrinkages: Sequence[float], standardise: bool = False) -> l
 
     gram, rows, energy, fitted = sums.gram, sums.sums, sums.total, 0.0
     if standardise:
-        inner = _standardised(sums)
+        inner = _standardise(sums)
         gram, rows, fitted = inner.gram, inner.sums, 1.0
         energy -= float(sums.counts.square().sum()) / sums.total
     unit = float(gram.trace()) / len(gram)
     try:
-        diagonal, beside, turned = _tridiagonal(gram.cpu().numpy(), rows.cpu().numpy().T)
+        diagonal, beside, turned = _reduce_to_tridiagonal(gram.cpu().numpy(), rows.cpu().numpy().T)
         values = np.asarray(eigvalsh_tridiagonal(diagonal, beside)).clip(0)
         banded = [np.stack([diagonal + s * unit, np.append(beside, 0.0)]) for s in shrinkages]
         solutions = [solveh_banded(matrix, turned, lower=True) for matrix in banded]
@@ -261,13 +261,15 @@ def gcv(sums: Sums, shrinkages: Sequence[float], standardise: bool = False) -> l
     return scores
 
 
-def best_by_gcv(sums: Sums, shrinkages: Sequence[float], standardise: bool = False) -> float:
+def choose_by_gcv(sums: Sums, shrinkages: Sequence[float], standardise: bool = False) -> float:
     """The shrinkage with the lowest cross-validation score, of equals the largest. Raises as gcv does."""
-    scores = gcv(sums, shrinkages, standardise)
+    scores = compute_gcv(sums, shrinkages, standardise)
     return max(zip([-score for score in scores], shrinkages, strict=True))[1]
 
 
-def _tridiagonal(matrix: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _reduce_to_tridiagonal(
+    matrix: np.ndarray, right: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(diagonal (D,), beside it (D - 1,), Q^T right (D, C)) of T = Q^T matrix Q, which is tridiagonal.
 
     matrix: (D, D), symmetric. A third of the work of all its eigenvectors.
@@ -306,7 +308,7 @@ def solve(matrix: Tensor, right: Tensor) -> Tensor:
     return solution
 
 
-def _raised(gram: Tensor, penalty: float) -> Tensor:
+def _raise_diagonal(gram: Tensor, penalty: float) -> Tensor:
     raised = gram.clone()
     raised.diagonal().add_(penalty)
     return raised

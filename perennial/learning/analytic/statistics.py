@@ -23,8 +23,8 @@ from torch import Tensor
 
 from perennial.foundation.errors import ConfigError, DataError, StateError
 from perennial.foundation.files import make_folder, replace_file
-from perennial.foundation.tensor_file import pieces
-from perennial.models.feature_maps.projection import CONSTANT_STEPS, GRID, within_radius
+from perennial.foundation.tensor_file import yield_pieces
+from perennial.models.feature_maps.projection import CONSTANT_STEPS, GRID, shrink_to_radius
 
 PRODUCT = GRID * GRID
 """Steps in 1 of a product of two features."""
@@ -54,14 +54,14 @@ class SumsForm:
     width: int
     products: bool = True
 
-    def shapes(self, classes: int) -> dict[str, tuple[int, ...]]:
+    def list_shapes(self, classes: int) -> dict[str, tuple[int, ...]]:
         """The shape of each tensor, by name, for so many classes."""
         products = self.width * (self.width + 1) // 2 if self.products else 0
         return {"gram": (products,), "sums": (classes, self.width), "counts": (classes,)}
 
     def bytes(self, classes: int) -> int:
         """Size of the sums over so many classes as they are stored; a message has fewer (compact.py)."""
-        return 8 * sum(math.prod(shape) for shape in self.shapes(classes).values())
+        return 8 * sum(math.prod(shape) for shape in self.list_shapes(classes).values())
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Statistics:
     classes: range
 
     @classmethod
-    def nothing(cls, width: int, classes: range) -> "Statistics":
+    def build_empty(cls, width: int, classes: range) -> "Statistics":
         """Statistics of no sample: all zeros. width: D."""
         return cls(
             torch.zeros(width * (width + 1) // 2, dtype=torch.int64),
@@ -112,12 +112,12 @@ class Statistics:
         return Statistics(self.gram, sums, counts, classes)
 
     def __add__(self, other: "Statistics") -> "Statistics":
-        a, b = _alike(self, other)
+        a, b = _align(self, other)
         return replace(a, gram=a.gram + b.gram, sums=a.sums + b.sums, counts=a.counts + b.counts)
 
     def __sub__(self, other: "Statistics") -> "Statistics":
         """What remains of these sums without those of some of their samples."""
-        a, b = _alike(self, other)
+        a, b = _align(self, other)
         return replace(a, gram=a.gram - b.gram, sums=a.sums - b.sums, counts=a.counts - b.counts)
 
     @property
@@ -144,10 +144,10 @@ class Collector:
         which noise is sized by. device: a CUDA GPU adds; with any other or None the processor does.
         """
         require_width(width + constant)
-        self.classes, self._rows = classes, with_constant if constant else without_constant
+        self.classes, self._rows = classes, append_constant if constant else omit_constant
         self._width = width + constant
         self._settled: Statistics | None = None
-        self._device = adding_device(device)
+        self._device = choose_adding_device(device)
         exact: Any = {"dtype": torch.float64, "device": self._device}
         self._gram = torch.zeros(self._width, self._width, **exact)
         self._sums = torch.zeros(len(self.classes), self._width, **exact)
@@ -174,7 +174,7 @@ class Collector:
     def finish(self) -> Statistics:
         """The sums of everything added, as Statistics."""
         sums = (self._sums * GRID).to(torch.int64).cpu()
-        latest = Statistics(packed(self._gram.cpu()), sums, self._counts.cpu(), self.classes)
+        latest = Statistics(pack_triangle(self._gram.cpu()), sums, self._counts.cpu(), self.classes)
         return latest if self._settled is None else self._settled + latest
 
     def _settle(self) -> None:
@@ -185,12 +185,12 @@ class Collector:
         self._added = 0
 
 
-def weighted(parts: Iterable[tuple[Statistics, int]], width: int, classes: range) -> Statistics:
+def sum_weighted(parts: Iterable[tuple[Statistics, int]], width: int, classes: range) -> Statistics:
     """Sum over classes c of w_c (sums over class c), exact. parts: (sums over one class, w_c) each; width: D.
 
     Raises DataError if a sum could leave the range of 64-bit integers.
     """
-    total = Statistics.nothing(width, classes)
+    total = Statistics.build_empty(width, classes)
     room = MOST_STEPS
     for part, weight in parts:
         room -= weight * part.samples * PRODUCT
@@ -205,30 +205,30 @@ def weighted(parts: Iterable[tuple[Statistics, int]], width: int, classes: range
     return total
 
 
-def with_constant(features: Tensor) -> Tensor:
+def append_constant(features: Tensor) -> Tensor:
     """(n, D) float64: the features and the constant, checked to lie on the grid and in the unit ball."""
     shape = len(features), features.shape[1] + 1
     phi = torch.empty(shape, dtype=torch.float64, device=features.device)
-    phi[:, :-1] = _on_the_grid(features.double())
+    phi[:, :-1] = _check_grid(features.double())
     phi[:, -1] = CONSTANT_STEPS / GRID
     if len(phi) and float(phi.square().sum(dim=1).max()) > 1:
         raise DataError("features: found a sample of length above 1 with the constant; allowed on_grid's")
     return phi
 
 
-def without_constant(features: Tensor) -> Tensor:
+def omit_constant(features: Tensor) -> Tensor:
     """(n, D) float64: the features alone, of length 1/sqrt(2) at most, on which the size of noise relies."""
-    return within_radius(_on_the_grid(features.double()))
+    return shrink_to_radius(_check_grid(features.double()))
 
 
-def _on_the_grid(features: Tensor) -> Tensor:
+def _check_grid(features: Tensor) -> Tensor:
     steps = features * GRID
     if not torch.equal(steps, steps.trunc()):
         raise DataError("features: found a value that is no multiple of 2^-16 (or NaN); allowed on_grid's")
     return features
 
 
-def packed(gram: Tensor) -> Tensor:
+def pack_triangle(gram: Tensor) -> Tensor:
     """(D (D + 1) / 2,) int64 upper triangle of a (D, D) float64 matrix, row by row, in steps of 2^-32."""
     width = len(gram)
     triangle = torch.empty(width * (width + 1) // 2, dtype=torch.int64)
@@ -240,7 +240,7 @@ def packed(gram: Tensor) -> Tensor:
     return triangle
 
 
-def unpacked(triangle: Tensor, width: int) -> Tensor:
+def unpack_triangle(triangle: Tensor, width: int) -> Tensor:
     """(D, D) float64 symmetric matrix of a triangle that packed() made."""
     gram = torch.empty(width, width, dtype=torch.float64)
     start = 0
@@ -253,7 +253,7 @@ def unpacked(triangle: Tensor, width: int) -> Tensor:
     return gram
 
 
-def adding_device(device: torch.device | None) -> torch.device:
+def choose_adding_device(device: torch.device | None) -> torch.device:
     """The device that adds sums and solves heads: `device` if it is a CUDA GPU, else the processor."""
     return device if device is not None and device.type == "cuda" else torch.device("cpu")
 
@@ -279,7 +279,7 @@ def _add_upper_triangle(gram: Tensor, phi: Tensor) -> None:
     syrk(1.0, phi.numpy().T, 1.0, gram.numpy().T, lower=1, overwrite_c=1)
 
 
-def _alike(a: Statistics, b: Statistics) -> tuple[Statistics, Statistics]:
+def _align(a: Statistics, b: Statistics) -> tuple[Statistics, Statistics]:
     if a.width != b.width:
         raise DataError(f"statistics: found {a.width} and {b.width} features; allowed the same number")
     classes = range(min(a.classes.start, b.classes.start), max(a.classes.stop, b.classes.stop))
@@ -292,22 +292,22 @@ PARTS = ("gram", "sums", "counts")
 def write_statistics(path: Path, statistics: Statistics, facts: Mapping[str, Any]) -> None:
     """Keep statistics, whole or not at all. facts: JSON-able."""
     make_folder(path.parent)
-    _write(path, _tensors(statistics, ""), {**facts, "classes": _bounds(statistics)})
+    _write(path, _prefix_tensors(statistics, ""), {**facts, "classes": _list_bounds(statistics)})
 
 
 def read_statistics_file(path: Path) -> tuple[Statistics, dict[str, Any]]:
     """(statistics, facts) of a file. Raises StateError naming it when it is missing or damaged."""
     tensors, facts = _read(path)
     try:
-        return _statistics(tensors, "", facts["classes"]), facts
+        return _build_statistics(tensors, "", facts["classes"]), facts
     except (KeyError, ValueError, TypeError) as error:
         raise StateError(f"{path}: missing or damaged ({error!r})") from error
 
 
 def write_by_task(path: Path, by_task: Mapping[int, Statistics], facts: Mapping[str, Any]) -> None:
     """Write the statistics of several tasks to one file, whole or not at all. facts: JSON-able."""
-    tensors = {k: t for task, part in by_task.items() for k, t in _tensors(part, f"{task}/").items()}
-    tasks = {str(task): _bounds(part) for task, part in by_task.items()}
+    tensors = {k: t for task, part in by_task.items() for k, t in _prefix_tensors(part, f"{task}/").items()}
+    tasks = {str(task): _list_bounds(part) for task, part in by_task.items()}
     _write(path, tensors, {**facts, "tasks": tasks})
 
 
@@ -315,28 +315,28 @@ def read_by_task(path: Path) -> tuple[dict[int, Statistics], dict[str, Any]]:
     """(task -> statistics, facts) of a file. Raises StateError naming it when it is missing or damaged."""
     tensors, facts = _read(path)
     try:
-        found = {int(task): _statistics(tensors, f"{task}/", b) for task, b in facts["tasks"].items()}
+        found = {int(task): _build_statistics(tensors, f"{task}/", b) for task, b in facts["tasks"].items()}
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise StateError(f"{path}: missing or damaged ({error!r})") from error
     return found, facts
 
 
-def _bounds(statistics: Statistics) -> list[int]:
+def _list_bounds(statistics: Statistics) -> list[int]:
     return [statistics.classes.start, statistics.classes.stop]
 
 
-def _tensors(statistics: Statistics, prefix: str) -> dict[str, Tensor]:
+def _prefix_tensors(statistics: Statistics, prefix: str) -> dict[str, Tensor]:
     return {f"{prefix}{part}": getattr(statistics, part) for part in PARTS}
 
 
-def _statistics(tensors: Mapping[str, Tensor], prefix: str, bounds: list[int]) -> Statistics:
+def _build_statistics(tensors: Mapping[str, Tensor], prefix: str, bounds: list[int]) -> Statistics:
     first, end = bounds
     gram, sums, counts = (tensors[f"{prefix}{part}"] for part in PARTS)
     return Statistics(gram, sums, counts, range(first, end))
 
 
 def _write(path: Path, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
-    replace_file(path, pieces(tensors, {"facts": json.dumps(facts)}))
+    replace_file(path, yield_pieces(tensors, {"facts": json.dumps(facts)}))
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -134,7 +134,7 @@ class PretrainedConfig(Block):
     licence: str | None = None
 
     @model_validator(mode="after")
-    def _weights_are_known(self) -> "PretrainedConfig":
+    def _check_weights(self) -> "PretrainedConfig":
         packaged = self.network in PACKAGES
         given = [key for key in ("weights", "mean", "std", "licence") if getattr(self, key) is not None]
         if packaged and given:
@@ -151,7 +151,7 @@ FORMER = {"seed": 0, "threshold": 0.5, "tiles": 1}
 """Keys of maps that 0.2.0 had, and their only values now."""
 
 
-def _named(value: Any) -> Any:
+def _expand_name(value: Any) -> Any:
     """A map's name as a block; a block without the keys that are gone, where they had the usual values."""
     if isinstance(value, str):
         return {"name": value}
@@ -165,7 +165,7 @@ Alternative = Annotated[
         InputsConfig | PairsConfig | RandomMapConfig | PatchesConfig | PretrainedConfig,
         Field(discriminator="name"),
     ],
-    BeforeValidator(_named),
+    BeforeValidator(_expand_name),
 ]
 
 
@@ -174,7 +174,7 @@ Choice = tuple[Alternative, ...]
 MOST_CHOICES = 8
 
 
-def choice_names(maps: Choice) -> list[str]:
+def name_choices(maps: Choice) -> list[str]:
     """A name for each of the maps, with the settings in which they differ."""
     told = [config.model_dump() for config in maps]
     keys = [key for key in {key: None for each in told for key in each} if key != "name"]
@@ -186,14 +186,14 @@ def choice_names(maps: Choice) -> list[str]:
     return found
 
 
-def _listed(value: Any) -> Any:
+def _expand_choice(value: Any) -> Any:
     """A choice as 0.2.0 wrote it, {name: choice, of: [...]}, as the list of its maps; a name as a block."""
     if isinstance(value, dict) and value.get("name") == "choice" and value.keys() == {"name", "of"}:
         return value["of"]
-    return _named(value)
+    return _expand_name(value)
 
 
-def _kind(value: Any) -> str | None:
+def _find_kind(value: Any) -> str | None:
     if isinstance(value, list | tuple):
         return "choice"
     return value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
@@ -210,16 +210,16 @@ FeatureMapConfig = Annotated[
         | Annotated[PretrainedConfig, Tag("pretrained")]
         | Annotated[Choice, Field(min_length=2, max_length=MOST_CHOICES), Tag("choice")],
         Discriminator(
-            _kind,
+            _find_kind,
             custom_error_type="map",
             custom_error_message=f"allowed: {', '.join(MAPS)}, or a list of these to choose from",
         ),
     ],
-    BeforeValidator(_listed),
+    BeforeValidator(_expand_choice),
 ]
 
 
-def size_to_read(maps: Iterable[OneMap]) -> tuple[int, int] | None:
+def choose_image_size(maps: Iterable[OneMap]) -> tuple[int, int] | None:
     """(height, width) to which image files are read for these maps; None if a map takes them as they are.
 
     The largest that a map asks for, so that none enlarges what reading has shrunk.
@@ -236,7 +236,7 @@ def size_to_read(maps: Iterable[OneMap]) -> tuple[int, int] | None:
 def map_in_words(config: OneMap | Choice) -> str:
     """In words, what a map is and where its values come from, for the person who has to approve it."""
     if isinstance(config, tuple):
-        named = zip(choice_names(config), config, strict=True)
+        named = zip(name_choices(config), config, strict=True)
         words = (f"{name}: {map_in_words(each)}" for name, each in named)
         return f"the one of these that validation samples prefer ({'; '.join(words)})"
     if isinstance(config, InputsConfig):

@@ -22,17 +22,17 @@ from perennial.models.feature_maps.config import (
     PretrainedConfig,
     RandomMapConfig,
     as_sides,
-    choice_names,
+    name_choices,
 )
-from perennial.models.feature_maps.patches import Patches, Symmetric, drawn_filters
+from perennial.models.feature_maps.patches import Patches, Symmetric, draw_filters
 from perennial.models.feature_maps.pixels import Constants, Inputs, Pairs, Pixels, RandomReLU
 from perennial.models.feature_maps.pretrained import fold
 from perennial.models.feature_maps.projection import (
     Projection,
     build_projection,
-    content_of,
-    on_grid,
-    unit_rows,
+    hash_content,
+    normalise_rows,
+    round_to_grid,
 )
 
 
@@ -109,49 +109,49 @@ class FixedFeatures(nn.Module):
             return self.width
         return sum(max(self.widths[place] for place in slot) for slot in self.slots)
 
-    def only(self, selection: Sequence[int]) -> "FixedFeatures":
+    def select_maps(self, selection: Sequence[int]) -> "FixedFeatures":
         """A copy that uses the maps of these indices alone, with features of length 1/sqrt(2) again."""
         found = copy(self)
         found.selection = tuple(selection)
-        found.width = len(self.places_of(selection))
+        found.width = len(self.locate_selected(selection))
         return found
 
-    def places_of(self, selection: Sequence[int]) -> Tensor:
+    def locate_selected(self, selection: Sequence[int]) -> Tensor:
         """Indices, among the features of all maps, of the features of the selected maps."""
-        return places_of(self.widths, selection)
+        return locate_maps(self.widths, selection)
 
-    def known_by(self, content: str) -> "FixedFeatures | None":
+    def find_by_content(self, content: str) -> "FixedFeatures | None":
         """The features with this content hash, of all maps or of a selection of them; None if none has it."""
         if not self.alternatives:
             return self if self.content == content else None
         alone = ((place,) for slot in self.alternatives for place in slot)
         for selection in (*alone, *product(*self.slots)):
-            if (found := self.only(selection)).content == content:
+            if (found := self.select_maps(selection)).content == content:
                 return found
         return None
 
-    def mapped(self, x: Tensor) -> Tensor:
+    def map_inputs(self, x: Tensor) -> Tensor:
         """(B, sum of widths) features of all maps side by side, each map's of length 1."""
         pixels: Tensor | None = None
         parts = []
         for module in self.maps:
             if isinstance(module, RandomReLU | Pairs) or (isinstance(module, Inputs) and x.ndim == 2):
-                parts.append(unit_rows(module(x)))
+                parts.append(normalise_rows(module(x)))
             else:
                 pixels = self.pixels(x) if pixels is None else pixels
-                parts.append(unit_rows(module(pixels)))
+                parts.append(normalise_rows(module(pixels)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def finished(self, mapped: Tensor) -> Tensor:
         """(B, width) final features on the grid, from what mapped() gives."""
         if self.selection is not None:
-            return on_grid(mapped[:, self.places_of(self.selection).to(mapped.device)])
+            return round_to_grid(mapped[:, self.locate_selected(self.selection).to(mapped.device)])
         if self.projection is not None:
-            return on_grid(self.projection(mapped))
-        return on_grid(mapped)
+            return round_to_grid(self.projection(mapped))
+        return round_to_grid(mapped)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.finished(self.mapped(x))
+        return self.finished(self.map_inputs(x))
 
     def train(self, mode: bool = True) -> "FixedFeatures":
         """Stay in evaluation mode: nothing in it may depend on the batch."""
@@ -164,11 +164,11 @@ class FixedFeatures(nn.Module):
         seen = self.maps if self.selection is None else [self.maps[place] for place in self.selection]
         parts = [*seen, self.pixels, *behind]
         # the first part is as earlier releases wrote it, which kept features beside an expansion
-        return content_of([("keep False", {}), *map(_told, parts)])
+        return hash_content([("keep False", {}), *map(_describe_map, parts)])
 
-    def maps_content(self, constants: str) -> str:
+    def hash_maps(self, constants: str) -> str:
         """SHA-256 of what mapped() depends on, beside the stored sample. constants: hash of mean and std."""
-        return content_of([(constants, {}), *map(_told, [*self.maps, self.pixels])])
+        return hash_content([(constants, {}), *map(_describe_map, [*self.maps, self.pixels])])
 
     @property
     def costly(self) -> bool:
@@ -176,13 +176,13 @@ class FixedFeatures(nn.Module):
         return not all(isinstance(module, RandomReLU | Inputs | Pairs) for module in self.maps)
 
 
-def places_of(widths: Sequence[int], selection: Sequence[int]) -> Tensor:
+def locate_maps(widths: Sequence[int], selection: Sequence[int]) -> Tensor:
     """Indices of the selected maps' features among those of all maps, which have these widths."""
     starts = [sum(widths[:place]) for place in range(len(widths))]
     return torch.cat([torch.arange(starts[m], starts[m] + widths[m]) for m in selection])
 
 
-def _told(module: nn.Module) -> tuple[str, Mapping[str, Tensor]]:
+def _describe_map(module: nn.Module) -> tuple[str, Mapping[str, Tensor]]:
     return str(module.about), module.state_dict()
 
 
@@ -207,7 +207,7 @@ def build_fixed_features(
     for found in features:
         before = len(listed)
         if isinstance(found, tuple):
-            listed += zip(found, choice_names(found), strict=True)
+            listed += zip(found, name_choices(found), strict=True)
         else:
             listed.append((found, found.name))
         slots.append(range(before, len(listed)))
@@ -251,19 +251,19 @@ def _build(
                 f"model.features: patches of size {config.size} fit {max(cells, 0)} times along images of "
                 f"{height}x{width} pixels; allowed {config.grid} (grid) or more: a smaller size or grid"
             )
-        filters = drawn_filters(config.filters, config.size, shape[0])
+        filters = draw_filters(config.filters, config.size, shape[0])
         taken = "patches of two public photographs (CC BY 2.0), drawn from a public seed"
         patches = Patches(filters, config.grid, sides, config.power)
-        return _symmetric(patches, config, (height, width)), {"weights": taken}
+        return _build_symmetric(patches, config, (height, width)), {"weights": taken}
     from perennial.models.feature_maps.pretrained import build_pretrained
 
     network, facts = build_pretrained(config, shape, with_weights)
     if config.network in PACKAGES:
         fold(network)
-    return _symmetric(network, config, as_sides(config.image_size) or shape[1:]), facts
+    return _build_symmetric(network, config, as_sides(config.image_size) or shape[1:]), facts
 
 
-def _symmetric(
+def _build_symmetric(
     module: nn.Module, config: PatchesConfig | PretrainedConfig, sides: tuple[int, ...]
 ) -> nn.Module:
     """The map over the symmetric images that its config names. sides: (H, W) of what it looks at."""

@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from perennial.foundation.cache import cache_folder
+from perennial.foundation.cache import find_cache_folder
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import make_folder, replace_file
-from perennial.models.feature_maps.weights import bare_network, tensors_in
+from perennial.models.feature_maps.weights import build_bare_network, parse_tensors
 
 PREFIXES = ("module.", "model.", "backbone.", "network.", "timm_model.", "vit.", "deit.", "dinov2.")
 _HUGGING_FACE = (
@@ -60,15 +60,15 @@ def import_weights(path: Path, network: str) -> Imported:
     network: its name in timm. Raises ConfigError naming the file if it cannot be read without running
     code, or naming the tensors that it lacks or has in another shape.
     """
-    built: Any = bare_network(network)
+    built: Any = build_bare_network(network)
     target: dict[str, Tensor] = built.state_dict()
-    found = _with_positions(_renamed(_read(path), target), target)
+    found = _join_positions(_rename_tensors(_read(path), target), target)
     missing = [name for name in target if name not in found]
     if missing:
         raise ConfigError(
             f"{path}: {len(missing)} of the {len(target)} tensors of {network} are not in it: "
-            f"{_some(missing)}; found names such as {_some(sorted(found))}; allowed: timm's names, or "
-            "Hugging Face's of ViT, DeiT and DINOv2"
+            f"{_format_names(missing)}; found names such as {_format_names(sorted(found))}; allowed: "
+            f"timm's names, or Hugging Face's of ViT, DeiT and DINOv2"
         )
     wrong = [
         f"{name} {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
@@ -76,10 +76,10 @@ def import_weights(path: Path, network: str) -> Imported:
         if found[name].shape != tensor.shape
     ]
     if wrong:
-        raise ConfigError(f"{path}: not the tensors of {network}: {_some(wrong)}")
+        raise ConfigError(f"{path}: not the tensors of {network}: {_format_names(wrong)}")
     content = save({name: found[name].to(target[name].dtype).contiguous() for name in target})
     sha256 = hashlib.sha256(content).hexdigest()
-    kept = cache_folder() / "weights" / f"{sha256}.safetensors"
+    kept = find_cache_folder() / "weights" / f"{sha256}.safetensors"
     make_folder(kept.parent)
     replace_file(kept, content)
     about, left_out = built.pretrained_cfg, sorted(found.keys() - target.keys())
@@ -95,10 +95,12 @@ def _read(path: Path) -> dict[str, Tensor]:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    return tensors_in(content, path) if path.suffix == ".safetensors" else _initialisers(content, path)
+    return (
+        parse_tensors(content, path) if path.suffix == ".safetensors" else _read_initialisers(content, path)
+    )
 
 
-def _initialisers(content: bytes, path: Path) -> dict[str, Tensor]:
+def _read_initialisers(content: bytes, path: Path) -> dict[str, Tensor]:
     try:
         import onnx
         from google.protobuf.message import DecodeError
@@ -110,7 +112,9 @@ def _initialisers(content: bytes, path: Path) -> dict[str, Tensor]:
         raise ConfigError(f"{path}: damaged ({error})") from error
     outside = [each.name for each in model.graph.initializer if each.external_data]
     if outside:
-        raise ConfigError(f"{path}: keeps {_some(outside)} in other files; allowed: one file with all of it")
+        raise ConfigError(
+            f"{path}: keeps {_format_names(outside)} in other files; allowed: one file with all of it"
+        )
     found = {
         each.name: torch.from_numpy(onnx.numpy_helper.to_array(each).copy())
         for each in model.graph.initializer
@@ -118,12 +122,12 @@ def _initialisers(content: bytes, path: Path) -> dict[str, Tensor]:
     for node in model.graph.node:
         if node.op_type == "Identity" and node.input[0] in found:
             found[node.output[0]] = found[node.input[0]].clone()  # tensors of the same values are stored once
-    for nameless, layer in _linear_layers(model.graph, found).items():
+    for nameless, layer in _find_linear_layers(model.graph, found).items():
         found[f"{layer}.weight"] = found.pop(nameless).T
     return found
 
 
-def _linear_layers(graph: Any, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def _find_linear_layers(graph: Any, tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Name of a matrix by which a node multiplies -> the linear layer whose weight it is.
 
     The bias that is added to the product has kept its name; a layer without one is known by its node's.
@@ -142,11 +146,11 @@ def _linear_layers(graph: Any, tensors: Mapping[str, Tensor]) -> dict[str, str]:
         if bias := added_to.get(node.output[0]):
             found[node.input[1]] = bias.removesuffix(".bias")
         elif "/" in node.name:
-            found[node.input[1]] = _layer_of(node.name)
+            found[node.input[1]] = _name_layer(node.name)
     return found
 
 
-def _layer_of(node: str) -> str:
+def _name_layer(node: str) -> str:
     """The layer of a node: of /blocks/blocks.0/attn/qkv/MatMul blocks.0.attn.qkv."""
     parts = node.strip("/").split("/")[:-1]
     return ".".join(
@@ -154,7 +158,7 @@ def _layer_of(node: str) -> str:
     )
 
 
-def _with_positions(found: dict[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _join_positions(found: dict[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Join the embeddings of positions, which a network of any image size has exported in two parts."""
     if "pos_embed" in found or "pos_embed" not in target:
         return found
@@ -169,19 +173,19 @@ def _with_positions(found: dict[str, Tensor], target: Mapping[str, Tensor]) -> d
     return found
 
 
-def _renamed(tensors: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _rename_tensors(tensors: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors by timm's names as far as they have one."""
-    bare = {_without_prefixes(name, target): tensor for name, tensor in tensors.items()}
+    bare = {_strip_prefixes(name, target): tensor for name, tensor in tensors.items()}
     found = {}
     for name, tensor in bare.items():
         ours = name
         for pattern, replacement in _HUGGING_FACE if name not in target else ():
             ours = re.sub(pattern, replacement, ours)
         found[ours] = tensor
-    return _joined(found)
+    return _join_attention(found)
 
 
-def _without_prefixes(name: str, target: Mapping[str, Tensor]) -> str:
+def _strip_prefixes(name: str, target: Mapping[str, Tensor]) -> str:
     while name not in target:
         prefix = next((each for each in PREFIXES if name.startswith(each)), None)
         if prefix is None:
@@ -190,7 +194,7 @@ def _without_prefixes(name: str, target: Mapping[str, Tensor]) -> str:
     return name
 
 
-def _joined(found: dict[str, Tensor]) -> dict[str, Tensor]:
+def _join_attention(found: dict[str, Tensor]) -> dict[str, Tensor]:
     """Query, key and value of attention, one below the other."""
     for name in list(found):
         before, query, after = name.rpartition(".query.")
@@ -200,5 +204,5 @@ def _joined(found: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _some(names: list[str]) -> str:
+def _format_names(names: list[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")

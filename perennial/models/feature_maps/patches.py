@@ -32,7 +32,7 @@ _LUMA = (0.299, 0.587, 0.114)
 
 
 @lru_cache(maxsize=2)
-def photographs(channels: int) -> tuple[np.ndarray, ...]:
+def load_photographs(channels: int) -> tuple[np.ndarray, ...]:
     """scikit-learn's photographs, each (channels, H, W) float64 in 0..255; 1 channel is brightness.
 
     Raises ConfigError on another number of channels, or if they are decoded to other
@@ -83,15 +83,15 @@ class Filters:
 
 
 @lru_cache(maxsize=4)
-def drawn_filters(count: int, size: int, channels: int) -> Filters:
+def draw_filters(count: int, size: int, channels: int) -> Filters:
     """Filters from patches of public photographs, drawn from a public seed.
 
     Raises ConfigError if there are no photographs of so many channels.
     """
-    return filters_of(photographs(channels), count, size, seed=0)
+    return build_filters(load_photographs(channels), count, size, seed=0)
 
 
-def filters_of(images: Sequence[np.ndarray], count: int, size: int, seed: int) -> Filters:
+def build_filters(images: Sequence[np.ndarray], count: int, size: int, seed: int) -> Filters:
     """Filters from patches of images, (C, H, W) in 0..255 each."""
     generator = stream(seed, "patches", size)
     channels = images[0].shape[0]
@@ -142,10 +142,10 @@ class Patches(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         # an exported network has one graph for any number of images
         if pixels.device.type != "cpu" or torch.compiler.is_compiling():
-            return self._features(pixels)
-        return torch.cat([self._features(images) for images in pixels.split(IMAGES)])
+            return self._compute_features(pixels)
+        return torch.cat([self._compute_features(images) for images in pixels.split(IMAGES)])
 
-    def _features(self, pixels: Tensor) -> Tensor:
+    def _compute_features(self, pixels: Tensor) -> Tensor:
         size = self.weight.shape[-1]
         if self.sides is not None:
             pixels = F.adaptive_avg_pool2d(pixels, self.sides)
@@ -163,7 +163,7 @@ class Patches(nn.Module):
 
     def _averaged(self, maps: Tensor) -> Tensor:
         """(B, K, H, W) -> (B, K g^2): the mean over each cell."""
-        rows, columns = (_edges(side, self.grid) for side in maps.shape[2:])
+        rows, columns = (_compute_edges(side, self.grid) for side in maps.shape[2:])
         cells = [
             maps[:, :, top:bottom, left:right].mean(dim=(2, 3))
             for top, bottom in rows
@@ -172,7 +172,7 @@ class Patches(nn.Module):
         return torch.cat(cells, dim=1)
 
 
-def _edges(side: int, parts: int) -> list[tuple[int, int]]:
+def _compute_edges(side: int, parts: int) -> list[tuple[int, int]]:
     """Where each of so many cells begins and ends; they overlap by one where the side cannot be divided."""
     return [(part * side // parts, -(-(part + 1) * side // parts)) for part in range(parts)]
 
@@ -196,9 +196,9 @@ class Symmetric(nn.Module):
         self.about = f"{symmetry} {map_.about}"
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return torch.stack([self.map(image) for image in self._images(pixels)]).mean(dim=0)
+        return torch.stack([self.map(image) for image in self._mirror_images(pixels)]).mean(dim=0)
 
-    def _images(self, pixels: Tensor) -> Sequence[Tensor]:
+    def _mirror_images(self, pixels: Tensor) -> Sequence[Tensor]:
         mirrored = [pixels.flip(sides) if sides else pixels for sides in MIRRORS[self.symmetry]]
         if self.symmetry != "square":
             return mirrored

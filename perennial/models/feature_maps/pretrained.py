@@ -17,8 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from perennial.foundation.errors import ConfigError
 from perennial.models.feature_maps.config import PACKAGES, PretrainedConfig, as_sides
-from perennial.models.feature_maps.projection import content_of, unit_rows
-from perennial.models.feature_maps.weights import bare_network, network_name, weights_of
+from perennial.models.feature_maps.projection import hash_content, normalise_rows
+from perennial.models.feature_maps.weights import build_bare_network, load_weights, name_network
 
 
 class Pretrained(nn.Module):
@@ -52,7 +52,7 @@ class Pretrained(nn.Module):
         x = pixels.expand(-1, 3, -1, -1) if pixels.shape[1] == 1 else pixels
         if self.size is not None and self.size != tuple(x.shape[2:]):
             x = F.interpolate(x, size=self.size, mode="bicubic", align_corners=False)
-        x = filled_up((x / 255 - self.mean) / self.std, self.network)
+        x = pad_to_patches((x / 255 - self.mean) / self.std, self.network)
         seen: list[Tensor] = []
         with ExitStack() as hooks:
             for stage in self._stages:
@@ -60,42 +60,44 @@ class Pretrained(nn.Module):
             last = self._last(x)
         if not self._stages:
             return last
-        return torch.cat([unit_rows(last), *(unit_rows(self._averaged(maps)) for maps in seen)], dim=1)
+        return torch.cat(
+            [normalise_rows(last), *(normalise_rows(self._averaged(maps)) for maps in seen)], dim=1
+        )
 
     def _last(self, x: Tensor) -> Tensor:
-        if not reads_tokens(self.network):
+        if not has_tokens(self.network):
             return self.network(x)
         tokens: Tensor = self.network.forward_features(x)  # pyright: ignore[reportCallIssue]
         patches = self._averaged(tokens)
-        return torch.cat([tokens[:, 0], patches], dim=1) if _leading(self.network) else patches
+        return torch.cat([tokens[:, 0], patches], dim=1) if _count_leading(self.network) else patches
 
     def _averaged(self, maps: Tensor) -> Tensor:
         """(B, channels): the mean over the image, or over its tokens."""
         if maps.ndim == 3:
-            return maps[:, _leading(self.network) :].mean(dim=1)
+            return maps[:, _count_leading(self.network) :].mean(dim=1)
         channels_last = getattr(self.network, "output_fmt", None) == "NHWC"
         return maps.mean(dim=(1, 2) if channels_last else (2, 3))
 
 
-def reads_tokens(network: nn.Module) -> bool:
+def has_tokens(network: nn.Module) -> bool:
     """Whether a network's features are tokens: of patches, and of a class if it has one."""
     return hasattr(network, "num_prefix_tokens")
 
 
-def _leading(network: nn.Module) -> int:
+def _count_leading(network: nn.Module) -> int:
     """Tokens before those of patches: of a class, and registers."""
     return int(getattr(network, "num_prefix_tokens", 0))
 
 
-def filled_up(x: Tensor, network: nn.Module) -> Tensor:
+def pad_to_patches(x: Tensor, network: nn.Module) -> Tensor:
     """Pad images with zeros to the right and below, up to whole patches if the network cuts into patches."""
-    rows, columns = _patch(network)
+    rows, columns = _find_patch_size(network)
     height, width = x.shape[2:]
     missing = -width % columns, -height % rows
     return F.pad(x, (0, missing[0], 0, missing[1])) if any(missing) else x
 
 
-def _patch(network: nn.Module) -> tuple[int, int]:
+def _find_patch_size(network: nn.Module) -> tuple[int, int]:
     """(height, width) in pixels of a patch; (1, 1) where images are read as they are."""
     if not hasattr(network, "set_input_size"):
         return 1, 1
@@ -110,13 +112,13 @@ def set_input_size(network: nn.Module, size: tuple[int, ...]) -> None:
     """
     if not hasattr(network, "set_input_size"):
         return
-    whole = tuple(side + -side % patch for side, patch in zip(size, _patch(network), strict=True))
+    whole = tuple(side + -side % patch for side, patch in zip(size, _find_patch_size(network), strict=True))
     network.double()
     network.set_input_size(img_size=whole)  # pyright: ignore[reportCallIssue]
     network.float()
 
 
-def stages_of(network: nn.Module) -> list[nn.Module]:
+def list_stages(network: nn.Module) -> list[nn.Module]:
     """The parts of a network of timm's after which it has fewer pixels or more channels, in order.
 
     timm calls them blocks, stages or layers, and those of ResNets layer1 to layer4. Each block of a network
@@ -134,22 +136,22 @@ def build_pretrained(
     """(the map, facts about it for whoever approves it). Raises ConfigError if its weights are missing."""
     if shape[0] not in (1, 3):
         raise ConfigError(f"model.features: pretrained: found images of {shape[0]} channels; allowed 1 or 3")
-    network = bare_network(network_name(config))
+    network = build_bare_network(name_network(config))
     size = as_sides(config.image_size)
     facts = {"network": config.network}
     package = PACKAGES.get(config.network)
     if with_weights:
-        weights = weights_of(config.network, config.weights, config.sha256)
+        weights = load_weights(config.network, config.weights, config.sha256)
         try:
             network.load_state_dict(weights)
         except RuntimeError as error:
             raise ConfigError(
                 "model.features: pretrained: the weights are not those of timm's "
-                f"{network_name(config)}: {error}"
+                f"{name_network(config)}: {error}"
             ) from error
         licence = package.licence if package is not None else config.licence or "not stated"
-        facts |= {"licence": licence, "sha256": content_of([("", weights)])}
-    stages = stages_of(network)
+        facts |= {"licence": licence, "sha256": hash_content([("", weights)])}
+    stages = list_stages(network)
     if config.stages > len(stages):
         raise ConfigError(
             f"model.features: pretrained: found stages {config.stages}; {config.network} has {len(stages)}: "
@@ -158,7 +160,7 @@ def build_pretrained(
     used = stages[len(stages) - config.stages :]
     try:
         set_input_size(network, size or shape[1:])
-        module = Pretrained(network, size, network_name(config), used, shape)
+        module = Pretrained(network, size, name_network(config), used, shape)
     except (AssertionError, RuntimeError, ValueError) as error:
         sides = "x".join(map(str, size or shape[1:]))
         raise ConfigError(
@@ -183,13 +185,13 @@ def fold(network: nn.Module) -> None:
     children = list(network.named_children())
     for (first, convolution), (second, normalisation) in pairwise(children):
         if isinstance(convolution, nn.Conv2d) and isinstance(normalisation, _BatchNorm):
-            setattr(network, first, _folded(convolution, normalisation))
+            setattr(network, first, _fold_pair(convolution, normalisation))
             # timm's layer of normalisation computes the activation too
             setattr(network, second, getattr(normalisation, "act", nn.Identity()))
 
 
 @torch.no_grad()
-def _folded(convolution: nn.Conv2d, normalisation: _BatchNorm) -> nn.Conv2d:
+def _fold_pair(convolution: nn.Conv2d, normalisation: _BatchNorm) -> nn.Conv2d:
     """In place: the convolution, which normalises."""
     assert normalisation.running_mean is not None and normalisation.running_var is not None
     scale = normalisation.weight.double() / torch.sqrt(normalisation.running_var.double() + normalisation.eps)

@@ -20,12 +20,12 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from perennial.foundation.cache import cache_folder
+from perennial.foundation.cache import find_cache_folder
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.streams import stream
-from perennial.models.feature_maps.patches import photographs
-from perennial.models.feature_maps.weights import tensors_in
+from perennial.models.feature_maps.patches import load_photographs
+from perennial.models.feature_maps.weights import parse_tensors
 
 GRID = 1 << 16
 """Steps in 1: every feature is a multiple of 1 / GRID."""
@@ -36,21 +36,21 @@ RADIUS_SQUARED = 0.5
 RADIUS = math.sqrt(RADIUS_SQUARED)
 
 
-def unit_rows(features: Tensor) -> Tensor:
+def normalise_rows(features: Tensor) -> Tensor:
     """(B, d) rows of length 1; a row of zeros stays."""
     length = torch.linalg.vector_norm(features, dim=1, keepdim=True)
     return features / torch.where(length > 0, length, torch.ones_like(length))
 
 
-def on_grid(features: Tensor) -> Tensor:
+def round_to_grid(features: Tensor) -> Tensor:
     """(B, d) float32 rows of length 1/sqrt(2), each value rounded towards zero to a multiple of 2^-16.
 
     Rounding to nearest could push the length above 1/sqrt(2). A row of zeros stays.
     """
-    return torch.trunc(unit_rows(features.float()) * (RADIUS * GRID)) / GRID
+    return torch.trunc(normalise_rows(features.float()) * (RADIUS * GRID)) / GRID
 
 
-def within_radius(features: Tensor) -> Tensor:
+def shrink_to_radius(features: Tensor) -> Tensor:
     """(n, d) rows on the grid, none longer than 1/sqrt(2), not even by what rounding left of on_grid's.
 
     Every value of a row that is longer loses at least one part in 2^14. features: (n, d) float64 as on_grid
@@ -66,7 +66,7 @@ def within_radius(features: Tensor) -> Tensor:
     return features
 
 
-def content_of(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> str:
+def hash_content(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> str:
     """SHA-256 over parts in order, each (a text of what tensors do not say, tensors by name)."""
     digest = hashlib.sha256()
     for about, tensors in parts:
@@ -105,7 +105,7 @@ class Projection(nn.Module):
 
     def forward(self, mapped: Tensor) -> Tensor:
         parts = zip(mapped.split(self.widths, dim=1), self.means, self.components, strict=True)
-        projected = [unit_rows((part - mean) @ components) for part, mean, components in parts]
+        projected = [normalise_rows((part - mean) @ components) for part, mean, components in parts]
         return projected[0] if len(projected) == 1 else torch.cat(projected, dim=1)
 
 
@@ -132,16 +132,16 @@ def build_projection(
     built = Projection(widths, width)
     if with_values:
         for place, module in enumerate(maps):
-            mean, components = _kept(width, module, shape)
+            mean, components = _load_components(width, module, shape)
             built.means[place].data.copy_(mean)
             built.components[place].data.copy_(components)
     return built
 
 
-def public_crops(count: int, shape: tuple[int, ...], seed: int) -> Tensor:
+def draw_crops(count: int, shape: tuple[int, ...], seed: int) -> Tensor:
     """(count, C, H, W) float64 whole numbers in 0..255: random parts of the photographs, large and small."""
     channels, height, width = shape
-    images = photographs(channels)
+    images = load_photographs(channels)
     generator = stream(seed, "crops", channels, height, width)
     largest = min(min(image.shape[1] / height, image.shape[2] / width) for image in images)
     crops = torch.empty(count, channels, height, width, dtype=torch.float64)
@@ -156,28 +156,28 @@ def public_crops(count: int, shape: tuple[int, ...], seed: int) -> Tensor:
     return crops
 
 
-def _kept(width: int, module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _load_components(width: int, module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """(mean (d,), whitened components (d, D)), from the cache where they were computed before."""
     about = f'{{"width":{width},"images":{IMAGES},"seed":{SEED}}} {shape} {RAISED} {MAPS_GRID} {MEAN_GRID}'
-    key = content_of([(about, {}), (str(module.about), module.state_dict())])
-    path = cache_folder() / "projections" / f"{key}.safetensors"
+    key = hash_content([(about, {}), (str(module.about), module.state_dict())])
+    path = find_cache_folder() / "projections" / f"{key}.safetensors"
     if path.is_file():
-        found = tensors_in(path.read_bytes(), path)
+        found = parse_tensors(path.read_bytes(), path)
         return found["mean"], found["components"]
-    crops = public_crops(IMAGES, shape, SEED)
-    mean, components = whitened_components(_features(module, crops), width)
+    crops = draw_crops(IMAGES, shape, SEED)
+    mean, components = compute_components(_compute_features(module, crops), width)
     make_folder(path.parent)
     replace_file(path, save({"mean": mean, "components": components}))
     return mean, components
 
 
 @torch.no_grad()
-def _features(module: nn.Module, crops: Tensor) -> Tensor:
+def _compute_features(module: nn.Module, crops: Tensor) -> Tensor:
     exact = copy.deepcopy(module).double()
-    return torch.cat([unit_rows(exact(part)) for part in crops.split(TOGETHER)])
+    return torch.cat([normalise_rows(exact(part)) for part in crops.split(TOGETHER)])
 
 
-def whitened_components(features: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def compute_components(features: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """(mean (d,), components (d, D) divided by the root of their variance) float32, on their grids.
 
     features: (n, d) float64. Each component's largest value is positive, so that its sign is nobody's choice.

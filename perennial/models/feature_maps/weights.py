@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from perennial.foundation.cache import cache_folder
+from perennial.foundation.cache import find_cache_folder
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.models.feature_maps.config import PACKAGES, PretrainedConfig
@@ -26,7 +26,7 @@ CLASSIFIER = "_fc."
 
 
 @lru_cache(maxsize=2)
-def weights_of(network: str, weights: str | None = None, sha256: str | None = None) -> dict[str, Tensor]:
+def load_weights(network: str, weights: str | None = None, sha256: str | None = None) -> dict[str, Tensor]:
     """A network's tensors by timm's names, without its classifier; arguments as in PretrainedConfig.
 
     Raises ConfigError if the weights are missing, damaged, or have another hash.
@@ -34,16 +34,16 @@ def weights_of(network: str, weights: str | None = None, sha256: str | None = No
     if network in PACKAGES:
         return _from_package(network)
     assert sha256 is not None
-    return tensors_in(known_content(f"weights of {network}", weights, sha256), weights or sha256)
+    return parse_tensors(read_known_content(f"weights of {network}", weights, sha256), weights or sha256)
 
 
-def known_content(what: str, file: str | None, sha256: str) -> bytes:
+def read_known_content(what: str, file: str | None, sha256: str) -> bytes:
     """The bytes with this SHA-256: of the file if it is there, otherwise from the cache.
 
     file: None looks in the cache alone. Raises ConfigError, which calls the weights `what`, when neither
     exists or the one that was read has another hash.
     """
-    kept = cache_folder() / "weights" / f"{sha256}.safetensors"
+    kept = find_cache_folder() / "weights" / f"{sha256}.safetensors"
     path = Path(file) if file is not None else kept
     if not path.is_file() and kept.is_file():
         path = kept
@@ -62,16 +62,16 @@ def known_content(what: str, file: str | None, sha256: str) -> bytes:
     return content
 
 
-def network_name(config: PretrainedConfig) -> str:
+def name_network(config: PretrainedConfig) -> str:
     """The network's name in timm."""
     return PACKAGES[config.network].network if config.network in PACKAGES else config.network
 
 
 def _from_package(name: str) -> dict[str, Tensor]:
     package = PACKAGES[name]
-    kept = cache_folder() / "weights" / f"{package.checkpoint}-timm.safetensors"
+    kept = find_cache_folder() / "weights" / f"{package.checkpoint}-timm.safetensors"
     if kept.is_file():
-        return tensors_in(kept.read_bytes(), kept)
+        return parse_tensors(kept.read_bytes(), kept)
     spec = find_spec(package.module)
     if spec is None or spec.origin is None:
         raise ConfigError(
@@ -86,29 +86,29 @@ def _from_package(name: str) -> dict[str, Tensor]:
     found = hashlib.sha256(content).hexdigest()
     if found != package.checkpoint:
         raise ConfigError(f"{path}: found SHA-256 {found:.12}, allowed {package.checkpoint:.12}; {EXTRA}")
-    tensors = _renamed(torch.load(path, map_location="cpu", weights_only=True), package.network)
+    tensors = _rename_tensors(torch.load(path, map_location="cpu", weights_only=True), package.network)
     make_folder(kept.parent)
     replace_file(kept, save(tensors))
     return tensors
 
 
-def _renamed(checkpoint: Mapping[str, Tensor], network: str) -> dict[str, Tensor]:
+def _rename_tensors(checkpoint: Mapping[str, Tensor], network: str) -> dict[str, Tensor]:
     """The checkpoint's tensors by timm's names: both list the same layers in the same order."""
-    target = bare_network(network).state_dict()
+    target = build_bare_network(network).state_dict()
     found = {name: tensor for name, tensor in checkpoint.items() if not name.startswith(CLASSIFIER)}
     if [tensor.shape for tensor in found.values()] != [tensor.shape for tensor in target.values()]:
         raise ConfigError(f"model.features: the weights' layers are not those of timm's {network}")
     return {name: tensor.contiguous() for name, tensor in zip(target, found.values(), strict=True)}
 
 
-def bare_network(name: str) -> torch.nn.Module:
+def build_bare_network(name: str) -> torch.nn.Module:
     """A network of timm's without its classifier, in evaluation mode, with unset weights.
 
     Raises ConfigError if timm is missing or has no network of this name.
     """
-    from perennial.foundation.torchvision_import import torchvision
+    from perennial.foundation.torchvision_import import import_torchvision
 
-    torchvision()  # before timm, which imports it as it is
+    import_torchvision()  # before timm, which imports it as it is
     try:
         import timm
     except ImportError as error:
@@ -119,7 +119,7 @@ def bare_network(name: str) -> torch.nn.Module:
         return timm.create_model(name, pretrained=False, num_classes=0).eval()
 
 
-def tensors_in(content: bytes, path: Path | str) -> dict[str, Tensor]:
+def parse_tensors(content: bytes, path: Path | str) -> dict[str, Tensor]:
     """Parse the content of a safetensors file. Raises ConfigError naming `path` if it is damaged."""
     try:
         return load(content)

@@ -27,7 +27,7 @@ KEY_BYTES = 32
 _NONCE_BYTES = 12
 
 
-def joined(*parts: str | int | bytes) -> bytes:
+def join_parts(*parts: str | int | bytes) -> bytes:
     """The parts, each after its length, so that different lists never give the same bytes."""
     pieces = []
     for part in parts:
@@ -36,22 +36,22 @@ def joined(*parts: str | int | bytes) -> bytes:
     return b"".join(pieces)
 
 
-def new_secret() -> bytes:
+def draw_secret() -> bytes:
     """32 bytes from the operating system's secure source: a private key or a seed."""
     return os.urandom(KEY_BYTES)
 
 
-def agreement_key(secret: bytes) -> str:
+def derive_agreement_key(secret: bytes) -> str:
     """The public X25519 key of a private one."""
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw().hex()
 
 
-def signing_key(secret: bytes) -> str:
+def derive_signing_key(secret: bytes) -> str:
     """The public Ed25519 key of a private one: a site's identity."""
     return Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw().hex()
 
 
-def fingerprint(public: str) -> str:
+def format_fingerprint(public: str) -> str:
     """A public key as people compare it on the telephone: SHA-256, in groups of four digits."""
     digits = sha256(bytes.fromhex(public)).hexdigest()[:32]
     return ":".join(digits[a:b] for a, b in pairwise(range(0, 33, 4)))
@@ -64,19 +64,19 @@ def agree(secret: bytes, public: str, info: bytes) -> bytes:
     usable key.
     """
     try:
-        return derive(_exchanged(secret, public), info)
+        return derive(_exchange(secret, public), info)
     except ValueError as error:
         raise ProtocolError(f"public key {public:.16}: not usable: {error}") from error
 
 
 @lru_cache(maxsize=1 << 14)
-def _exchanged(secret: bytes, public: str) -> bytes:
+def _exchange(secret: bytes, public: str) -> bytes:
     """The X25519 secret of two keys; the keys of a task serve all its attempts."""
-    return _private(secret).exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
+    return _load_private(secret).exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
 
 
 @lru_cache(maxsize=256)
-def _private(secret: bytes) -> X25519PrivateKey:
+def _load_private(secret: bytes) -> X25519PrivateKey:
     return X25519PrivateKey.from_private_bytes(secret)
 
 
@@ -91,7 +91,7 @@ def sign(secret: bytes, content: bytes) -> str:
 
 
 @lru_cache(maxsize=1 << 15)
-def verified(public: str, content: bytes, signature: str) -> bool:
+def verify_signature(public: str, content: bytes, signature: str) -> bool:
     """Whether `signature` is by the holder of the signing key `public`, for this content."""
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(signature), content)
@@ -110,7 +110,7 @@ def seal(secret: bytes, info: bytes, content: bytes, to: str) -> str:
     return (nonce + AESGCM(agree(secret, to, info)).encrypt(nonce, content, info)).hex()
 
 
-def unsealed(secret: bytes, info: bytes, sealed: str, sender: str) -> bytes:
+def unseal(secret: bytes, info: bytes, sealed: str, sender: str) -> bytes:
     """Decrypt what the holder of the public key `sender` sealed for us. Raises ProtocolError if it is not.
 
     secret: the receiver's private agreement key. info: as in seal().
@@ -148,7 +148,7 @@ def split(secret: bytes, points: Sequence[int], threshold: int) -> dict[int, byt
     return shares
 
 
-def weights_at_zero(points: Sequence[int]) -> list[int]:
+def compute_weights_at_zero(points: Sequence[int]) -> list[int]:
     """Lagrange weights, with which sum_i weight_i share_i is the secret.
 
     The weights depend on the points alone, so one call serves every secret that is shared among them.
@@ -170,7 +170,7 @@ def join(shares: Mapping[int, bytes], weights: Sequence[int] | None = None) -> b
     weights: weights_at_zero of the points in the order of shares, when they are known already. Raises
     ProtocolError when the shares are no shares of one secret, as far as that shows.
     """
-    weights = weights_at_zero(list(shares)) if weights is None else weights
+    weights = compute_weights_at_zero(list(shares)) if weights is None else weights
     value = 0
     for weight, share in zip(weights, shares.values(), strict=True):
         element = int.from_bytes(share, "big")

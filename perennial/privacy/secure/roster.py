@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
-from perennial.privacy.secure.keys import agreement_key, joined, sign, signing_key, verified
+from perennial.privacy.secure.keys import (
+    derive_agreement_key,
+    derive_signing_key,
+    join_parts,
+    sign,
+    verify_signature,
+)
 
 # With n sites in the roster of which c may collude with the server, t = floor((n + c) / 2) + 1 shares open a
 # secret: two sets of t sites then have an honest site in common, and an honest site opens once.
@@ -28,13 +34,15 @@ class Parameters:
     quorum: int = 0
     honest: int = 0
 
-    def threshold(self, sites: int) -> int:
+    def compute_threshold(self, sites: int) -> int:
         """Number of shares, t, that open a secret of one of this many sites."""
         return (sites + self.colluders) // 2 + 1
 
-    def survivors_needed(self, sites: int) -> int:
+    def count_survivors_needed(self, sites: int) -> int:
         """Fewest survivors with which a roster of this many sites opens a sum."""
-        return max(self.quorum, self.least, self.threshold(sites), self.colluders + max(2, self.honest))
+        return max(
+            self.quorum, self.least, self.compute_threshold(sites), self.colluders + max(2, self.honest)
+        )
 
     def check_roster(self, sites: int) -> None:
         """Raises PolicyRefusal when a roster of so many sites can never be opened safely, or is too large."""
@@ -43,15 +51,15 @@ class Parameters:
                 f"secure: a roster of {sites} sites; allowed {MOST_SITES}, each of which shares a mask with "
                 "each other one"
             )
-        if sites < self.survivors_needed(sites):
+        if sites < self.count_survivors_needed(sites):
             raise PolicyRefusal(
                 f"secure: a roster of {sites} sites; with assumed_colluders {self.colluders}, least "
-                f"{self.least} and quorum {self.quorum} a sum needs {self.survivors_needed(sites)}"
+                f"{self.least} and quorum {self.quorum} a sum needs {self.count_survivors_needed(sites)}"
             )
 
     def check_survivors(self, sites: int, survivors: int) -> None:
         """Raises PolicyRefusal when so few of a roster's sites survive that nothing may be opened."""
-        needed = self.survivors_needed(sites)
+        needed = self.count_survivors_needed(sites)
         if survivors < needed:
             raise PolicyRefusal(
                 f"secure: {survivors} of {sites} sites sent masked values; a sum is opened from {needed} on"
@@ -75,7 +83,7 @@ class Attempt:
 
     def bound(self, purpose: str, *more: str | int | bytes) -> bytes:
         """Bytes that bind a purpose to this attempt, to derive keys from and to sign."""
-        return joined("perennial secure aggregation 1", purpose, self.run, self.task, self.number, *more)
+        return join_parts("perennial secure aggregation 1", purpose, self.run, self.task, self.number, *more)
 
 
 @dataclass(frozen=True)
@@ -106,14 +114,16 @@ class Peer:
     @classmethod
     def introduce(cls, name: str, identity: bytes, cipher: bytes, run: str, task: int) -> "Peer":
         """A site's signed introduction. identity: its private signing key. cipher: private agreement key."""
-        key = agreement_key(cipher)
-        signature = sign(identity, _introduction(name, key, run, task))
-        return cls(name, signing_key(identity), key, signature)
+        key = derive_agreement_key(cipher)
+        signature = sign(identity, _encode_introduction(name, key, run, task))
+        return cls(name, derive_signing_key(identity), key, signature)
 
     def check(self, run: str, task: int, trust: Trust) -> None:
         """Raises ProtocolError on a false signature, and whatever trust(name, identity) raises."""
         trust(self.name, self.identity)
-        if not verified(self.identity, _introduction(self.name, self.cipher, run, task), self.signature):
+        if not verify_signature(
+            self.identity, _encode_introduction(self.name, self.cipher, run, task), self.signature
+        ):
             raise ProtocolError(f"secure: the key of site {self.name!r} is not signed by its identity")
 
 
@@ -146,29 +156,29 @@ class Member:
     def check(self, attempt: Attempt, peers: bytes, peer: Peer) -> None:
         """Raises ProtocolError when this membership is not signed by `peer`. peers: peers_hash()."""
         content = attempt.bound("membership", peers, self.name, self.mask, self.commitment)
-        if not verified(peer.identity, content, self.signature):
+        if not verify_signature(peer.identity, content, self.signature):
             raise ProtocolError(f"secure: roster: the mask key of site {self.name!r} is not signed by it")
 
 
 def commit(seed: bytes) -> str:
     """A hash that fixes a seed of 32 random bytes without revealing it."""
-    return sha256(joined("seed", seed)).hexdigest()
+    return sha256(join_parts("seed", seed)).hexdigest()
 
 
-def peers_hash(attempt: Attempt, peers: Sequence[Peer]) -> bytes:
+def hash_peers(attempt: Attempt, peers: Sequence[Peer]) -> bytes:
     """SHA-256 of the attempt and of all its peers' names and keys, in their order."""
     said = [part for peer in peers for part in (peer.name, peer.identity, peer.cipher)]
     return sha256(attempt.bound("peers", *said)).digest()
 
 
-def roster_hash(peers: bytes, subject: Subject, members: Sequence[Member]) -> bytes:
+def hash_roster(peers: bytes, subject: Subject, members: Sequence[Member]) -> bytes:
     """SHA-256 of the peers, of the members that send masked values, and of the sum's subject.
 
     Every pair mask, self mask and vote depends on it. peers: peers_hash().
     """
     said = [part for member in members for part in (member.name, member.mask, member.commitment)]
     about = (subject.round, subject.statistic, subject.model)
-    return sha256(joined("roster", peers, *about, *said)).digest()
+    return sha256(join_parts("roster", peers, *about, *said)).digest()
 
 
 def check_order(names: Sequence[str], what: str) -> None:
@@ -183,5 +193,5 @@ def require(condition: bool, reason: str) -> None:
         raise PolicyRefusal(f"secure: {reason}")
 
 
-def _introduction(name: str, cipher: str, run: str, task: int) -> bytes:
-    return joined("perennial secure introduction 1", run, task, name, cipher)
+def _encode_introduction(name: str, cipher: str, run: str, task: int) -> bytes:
+    return join_parts("perennial secure introduction 1", run, task, name, cipher)

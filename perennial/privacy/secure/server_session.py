@@ -17,11 +17,11 @@ from perennial.privacy.secure.keys import (
     Words,
     add_masks,
     agree,
-    agreement_key,
+    compute_weights_at_zero,
     derive,
+    derive_agreement_key,
     join,
-    verified,
-    weights_at_zero,
+    verify_signature,
 )
 from perennial.privacy.secure.roster import (
     Attempt,
@@ -30,8 +30,8 @@ from perennial.privacy.secure.roster import (
     Peer,
     Subject,
     commit,
-    peers_hash,
-    roster_hash,
+    hash_peers,
+    hash_roster,
 )
 from perennial.privacy.secure.site_session import Advert, Opening, vote_content
 
@@ -67,11 +67,11 @@ class ServerSession:
         names = sorted(set(wanted) & adverts.keys() & {peer.name for peer in self.peers})
         self.members = [adverts[name].member for name in names]
         self.sealed = {name: dict(adverts[name].shares) for name in names}
-        needed = self.parameters.survivors_needed(len(names))
+        needed = self.parameters.count_survivors_needed(len(names))
         if len(names) < needed:
             raise NotEnough(f"{len(names)} sites are ready for a sum that takes {needed}")
 
-    def shares_for(self, name: str) -> dict[str, str]:
+    def select_shares(self, name: str) -> dict[str, str]:
         """The sealed shares addressed to one member, by sender."""
         return {sender: shares[name] for sender, shares in self.sealed.items() if name in shares}
 
@@ -91,7 +91,7 @@ class ServerSession:
 
     def close(self) -> None:
         """Stop taking masked values. Raises NotEnough when too few came for the sites to open their sum."""
-        needed = self.parameters.survivors_needed(len(self.members))
+        needed = self.parameters.count_survivors_needed(len(self.members))
         if len(self.survivors) < needed:
             raise NotEnough(
                 f"{len(self.survivors)} of {len(self.members)} masked values came, {needed} are needed"
@@ -103,7 +103,7 @@ class ServerSession:
         """Keep one survivor's signature. Raises ProtocolError when it is not over this set of survivors."""
         identity = next(peer.identity for peer in self.peers if peer.name == name)
         known = self.closed and name in self.survivors
-        if not known or not verified(identity, self._vote_content, signature):
+        if not known or not verify_signature(identity, self._vote_content, signature):
             raise ProtocolError("signature: not this site's over these survivors")
         self.votes[name] = signature
 
@@ -152,7 +152,7 @@ class ServerSession:
             if member.name in self.survivors:
                 continue
             secret = self._joined(self.keys[member.name], weights)
-            if agreement_key(secret) != member.mask:
+            if derive_agreement_key(secret) != member.mask:
                 raise ProtocolError(f"shares of the mask key of site {member.name!r}: they give another key")
             for name in self.survivors:
                 pair = sorted((member.name, name))
@@ -192,12 +192,12 @@ class ServerSession:
         chosen = dict(sorted(points.items())[: self._threshold])
         key = tuple(chosen)
         if key not in weights:
-            weights[key] = weights_at_zero(key)
+            weights[key] = compute_weights_at_zero(key)
         return join(chosen, weights[key])
 
     @property
     def _roster_hash(self) -> bytes:
-        return roster_hash(peers_hash(self.attempt, self.peers), self.subject, self.members)
+        return hash_roster(hash_peers(self.attempt, self.peers), self.subject, self.members)
 
     @cached_property
     def _vote_content(self) -> bytes:
@@ -207,4 +207,4 @@ class ServerSession:
     @property
     def _threshold(self) -> int:
         """Shares that open a secret."""
-        return self.parameters.threshold(len(self.peers))
+        return self.parameters.compute_threshold(len(self.peers))

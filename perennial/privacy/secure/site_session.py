@@ -19,15 +19,15 @@ from perennial.privacy.secure.keys import (
     Words,
     add_masks,
     agree,
-    agreement_key,
     derive,
-    joined,
-    new_secret,
+    derive_agreement_key,
+    draw_secret,
+    join_parts,
     seal,
     sign,
     split,
-    unsealed,
-    verified,
+    unseal,
+    verify_signature,
 )
 from perennial.privacy.secure.roster import (
     Attempt,
@@ -37,9 +37,9 @@ from perennial.privacy.secure.roster import (
     Subject,
     Trust,
     check_order,
-    peers_hash,
+    hash_peers,
+    hash_roster,
     require,
-    roster_hash,
 )
 
 Stage = Literal["prepared", "masked", "signed", "opened"]
@@ -110,16 +110,16 @@ class SiteSession:
         check_order([peer.name for peer in peers], "peers")
         parameters.check_roster(len(peers))
         own = next((peer for peer in peers if peer.name == name), None)
-        if own is None or own.cipher != agreement_key(cipher):
+        if own is None or own.cipher != derive_agreement_key(cipher):
             raise ProtocolError(f"secure: the peers do not list site {name!r} with its key of this task")
         for peer in peers:
             peer.check(attempt.run, attempt.task, trust)
-        digest = peers_hash(attempt, peers)
+        digest = hash_peers(attempt, peers)
         position = [peer.name for peer in peers].index(name)
         holders = range(len(peers))
-        mask_secret, seed = new_secret(), new_secret()
+        mask_secret, seed = draw_secret(), draw_secret()
         points = [holder + 1 for holder in holders]
-        threshold = parameters.threshold(len(peers))
+        threshold = parameters.compute_threshold(len(peers))
         key_shares, seed_shares = split(mask_secret, points, threshold), split(seed, points, threshold)
         sealed, held = {}, {}
         for holder in holders:
@@ -130,7 +130,7 @@ class SiteSession:
             else:
                 info = attempt.bound("shares", digest, name, peer.name)
                 sealed[peer.name] = seal(cipher, info, b"".join(both), peer.cipher)
-        member = Member.sign(attempt, digest, name, agreement_key(mask_secret), seed, identity)
+        member = Member.sign(attempt, digest, name, derive_agreement_key(mask_secret), seed, identity)
         return cls(
             name, attempt, parameters, list(peers), mask_secret.hex(), seed.hex(), sealed, member, held
         )
@@ -245,8 +245,8 @@ class SiteSession:
         )
         known = {peer.name: peer.identity for peer in self.peers}
         content, voters = self._vote_content, sorted(set(survivors) & votes.keys())
-        valid = sum(verified(known[name], content, votes[name]) for name in voters)
-        needed = self.parameters.threshold(len(self.peers))
+        valid = sum(verify_signature(known[name], content, votes[name]) for name in voters)
+        needed = self.parameters.compute_threshold(len(self.peers))
         require(valid >= needed, f"survivors: {valid} valid signatures over this set, {needed} are needed")
         self.advance("opened")
         here = set(survivors)
@@ -279,12 +279,12 @@ class SiteSession:
 
     @cached_property
     def _peers_hash(self) -> bytes:
-        return peers_hash(self.attempt, self.peers)
+        return hash_peers(self.attempt, self.peers)
 
     @property
     def _roster_hash(self) -> bytes:
         assert self.subject is not None
-        return roster_hash(self._peers_hash, self.subject, self.members)
+        return hash_roster(self._peers_hash, self.subject, self.members)
 
     @cached_property
     def _others(self) -> set[str]:
@@ -299,15 +299,15 @@ class SiteSession:
         for sender in sorted(shares.keys() & members & self._others):
             info = self.attempt.bound("shares", self._peers_hash, sender, self.name)
             with suppress(ProtocolError):
-                raw = unsealed(cipher, info, shares[sender], known[sender].cipher)
+                raw = unseal(cipher, info, shares[sender], known[sender].cipher)
                 self.held[sender] = (raw[:SHARE_BYTES].hex(), raw[SHARE_BYTES:].hex())
 
     def _check_survivors(self, survivors: Sequence[str]) -> None:
         self.parameters.check_survivors(len(self.members), len(survivors))
-        needed = self.parameters.threshold(len(self.peers))
+        needed = self.parameters.compute_threshold(len(self.peers))
         require(len(survivors) >= needed, f"survivors: {len(survivors)}, {needed} open a secret")
 
 
 def vote_content(attempt: Attempt, roster: bytes, survivors: Sequence[str]) -> bytes:
     """Bytes that a survivor signs: the attempt, the roster's hash and the set of survivors."""
-    return attempt.bound("survivors", roster, joined(*survivors))
+    return attempt.bound("survivors", roster, join_parts(*survivors))

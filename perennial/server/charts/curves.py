@@ -14,10 +14,10 @@ from perennial.server.charts.frame import (
     Axis,
     Frame,
     Scale,
-    box,
-    drawing,
-    legend,
-    text,
+    assemble_chart,
+    draw_box,
+    draw_legend,
+    draw_text,
 )
 from perennial.server.report.markup import Markup, escape, label
 
@@ -84,34 +84,36 @@ class Curves:
         low_x, high_x = self.across.over(xs)
         if self.across.names is not None:
             low_x, high_x = -0.5, max(len(self.across.names), 1) - 0.5
-        low_y, high_y = self.up.over([*_heights(self.curves)])
-        marks_up = self.up.marks(low_y, high_y, TICKS_UP)
+        low_y, high_y = self.up.over([*_list_heights(self.curves)])
+        marks_up = self.up.place_marks(low_y, high_y, TICKS_UP)
         titles = self.across.title, self.up.title
-        frame = Frame.around(
+        frame = Frame.fit_around(
             width, self.height, [words for _, words in marks_up], titles, 24.0 if self.spans else 10.0, 12.0
         )
-        across, up = frame.across(low_x, high_x), frame.up(low_y, high_y)
+        across, up = frame.scale_across(low_x, high_x), frame.scale_up(low_y, high_y)
         parts = [
             *draw_spans(self.spans, frame, across),
-            *frame.axis_up(self.up, up, marks_up),
-            *frame.axis_across(self.across, across, self.across.marks(low_x, high_x, TICKS_ACROSS)),
-            *frame.titles(*titles),
+            *frame.draw_axis_up(self.up, up, marks_up),
+            *frame.draw_axis_across(
+                self.across, across, self.across.place_marks(low_x, high_x, TICKS_ACROSS)
+            ),
+            *frame.draw_titles(*titles),
         ]
-        looks = [*_looks(self.curves)]
+        looks = [*_choose_looks(self.curves)]
         for curve, look in zip(self.curves, looks, strict=True):
-            parts += _behind(curve, look, across, up)
+            parts += _draw_uncertainty(curve, look, across, up)
         for curve, look in zip(self.curves, looks, strict=True):
-            parts += _curve(curve, look, across, up, told=not self.together)
+            parts += _draw_curve(curve, look, across, up, told=not self.together)
         if self.together:
-            parts += self._tellers(frame, across)
+            parts += self._draw_tellers(frame, across)
         keys = [
-            (_key(curve, look), curve.name)
+            (_draw_key(curve, look), curve.name)
             for curve, look in zip(self.curves, looks, strict=True)
             if curve.name
         ]
-        return Markup(legend(keys) + drawing(width, self.height, parts, words))
+        return Markup(draw_legend(keys) + assemble_chart(width, self.height, parts, words))
 
-    def _tellers(self, frame: Frame, across: Scale) -> Iterator[str]:
+    def _draw_tellers(self, frame: Frame, across: Scale) -> Iterator[str]:
         """Invisible columns, one for each x, that tell what all curves have there."""
         said: dict[float, list[str]] = {}
         for curve in self.curves:
@@ -128,17 +130,17 @@ class Curves:
             where = names[int(x)] if names is not None else f"{self.place} {self.across.words(x)}".strip()
             title = "\n".join([where, *said[x]])
             start = across(low)
-            yield box("hit", start, frame.top, across(high) - start, frame.bottom - frame.top, title)
+            yield draw_box("hit", start, frame.top, across(high) - start, frame.bottom - frame.top, title)
 
 
-def _heights(curves: Iterable[Curve]) -> Iterator[float]:
+def _list_heights(curves: Iterable[Curve]) -> Iterator[float]:
     for curve in curves:
         yield from (y for _, y in curve.points if y is not None)
         yield from chain.from_iterable(ends for ends in curve.intervals if ends is not None)
         yield from chain.from_iterable((low, high) for _, low, high in curve.band)
 
 
-def _looks(curves: Iterable[Curve]) -> Iterator[str]:
+def _choose_looks(curves: Iterable[Curve]) -> Iterator[str]:
     """The classes of each curve."""
     index = 0
     for curve in curves:
@@ -151,12 +153,12 @@ def draw_spans(spans: Sequence[Span], frame: Frame, across: Scale) -> Iterator[s
     for span in spans:
         start, end = across(span.low), across(span.high)
         if span.shaded:
-            yield box("band", start, frame.top, end - start, frame.bottom - frame.top)
+            yield draw_box("band", start, frame.top, end - start, frame.bottom - frame.top)
         if span.name:
-            yield text((start + end) / 2, frame.top - 7, span.name, "tick", "middle")
+            yield draw_text((start + end) / 2, frame.top - 7, span.name, "tick", "middle")
 
 
-def _behind(curve: Curve, look: str, across: Scale, up: Scale) -> Iterator[str]:
+def _draw_uncertainty(curve: Curve, look: str, across: Scale, up: Scale) -> Iterator[str]:
     if curve.band:
         edge = [(x, high) for x, _, high in curve.band] + [(x, low) for x, low, _ in reversed(curve.band)]
         steps = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in edge)
@@ -168,11 +170,11 @@ def _behind(curve: Curve, look: str, across: Scale, up: Scale) -> Iterator[str]:
             yield f'<path class="error {look}" d="M{place:.1f} {low:.1f}V{high:.1f}{caps}"/>'
 
 
-def _curve(curve: Curve, look: str, across: Scale, up: Scale, told: bool) -> Iterator[str]:
+def _draw_curve(curve: Curve, look: str, across: Scale, up: Scale, told: bool) -> Iterator[str]:
     points = [*enumerate(curve.points)]
     if curve.bridged:
         points = [(index, point) for index, point in points if point[1] is not None]
-    points = thinned(points)
+    points = select_points(points)
     if curve.joined:
         path, pen = [], "M"
         for _, (x, y) in points:
@@ -194,12 +196,12 @@ def _curve(curve: Curve, look: str, across: Scale, up: Scale, told: bool) -> Ite
     for index, x, y in known:
         title = curve.tells[index] if told and index < len(curve.tells) else ""
         if curve.dots:
-            yield dot(look, across(x), up(y), title)
+            yield draw_dot(look, across(x), up(y), title)
         if index < len(curve.labels):
-            yield text(across(x), up(y) - 9, label(curve.labels[index]), "value", "middle")
+            yield draw_text(across(x), up(y) - 9, label(curve.labels[index]), "value", "middle")
 
 
-def thinned(points: Sequence[tuple[int, Value]]) -> list[tuple[int, Value]]:
+def select_points(points: Sequence[tuple[int, Value]]) -> list[tuple[int, Value]]:
     """A selection of at most MOST_POINTS of the points, the newest among them."""
     if len(points) <= MOST_POINTS:
         return [*points]
@@ -217,15 +219,15 @@ _SYMBOLS = {
 }
 
 
-def dot(look: str, x: float, y: float, title: str = "") -> str:
+def draw_dot(look: str, x: float, y: float, title: str = "") -> str:
     """The symbol of a curve with this look. title: shown when it is pointed at."""
     shape = f'class="dot {look}" d="M{x:.1f} {y:.1f}{_SYMBOLS.get(look, _SYMBOLS["l0"])}"'
     return f"<path {shape}><title>{escape(title)}</title></path>" if title else f"<path {shape}/>"
 
 
-def _key(curve: Curve, look: str) -> str:
+def _draw_key(curve: Curve, look: str) -> str:
     shapes = f'<path class="line {look}" d="M0 5H22"/>' if curve.joined else ""
-    return shapes + (dot(look, 11, 5) if curve.dots and not curve.reference else "")
+    return shapes + (draw_dot(look, 11, 5) if curve.dots and not curve.reference else "")
 
 
 SHADES = 20
@@ -258,27 +260,29 @@ class HeatMap:
     def drawn(self, width: int, words: str) -> Markup:
         """The chart. words: for a person who cannot see it."""
         rows, columns = [label(name) for name in self.rows], [label(name) for name in self.columns]
-        frame = Frame.around(width, self.height, rows, self.titles, 4.0, 4.0)
+        frame = Frame.fit_around(width, self.height, rows, self.titles, 4.0, 4.0)
         wide = (frame.right - frame.left) / max(len(columns), 1)
         tall = (frame.bottom - frame.top) / max(len(rows), 1)
-        parts = [*frame.titles(*self.titles)]
+        parts = [*frame.draw_titles(*self.titles)]
         below = Axis(names=columns, grid=False)
-        scale = frame.across(-0.5, len(columns) - 0.5)
-        parts += frame.axis_across(below, scale, below.marks(0, 0, max(TICKS_ACROSS, len(columns))))
+        scale = frame.scale_across(-0.5, len(columns) - 0.5)
+        parts += frame.draw_axis_across(
+            below, scale, below.place_marks(0, 0, max(TICKS_ACROSS, len(columns)))
+        )
         every = -(-14 // max(1, int(tall)))
         for row, name in enumerate(rows):
             middle = frame.top + (row + 0.5) * tall
             if row % every == 0:
-                parts.append(text(frame.left - 7, middle + 4, name, "tick", "end"))
+                parts.append(draw_text(frame.left - 7, middle + 4, name, "tick", "end"))
             for column, value in enumerate(self.values[row]):
                 if value is None:
                     continue
                 share = min(max(value / (self.largest or 1.0), 0.0), 1.0)
                 x, y = frame.left + column * wide, frame.top + row * tall
                 kind, said = f"cell s{round(share * SHADES)}", self.tell(row, column)
-                parts.append(box(kind, x + 1.5, y + 1.5, wide - 3, tall - 3, said))
+                parts.append(draw_box(kind, x + 1.5, y + 1.5, wide - 3, tall - 3, said))
                 words_in = self.texts[row][column]
                 if words_in and tall >= 14 and LETTER * len(words_in) < wide:
                     kind = "within deep" if share >= DEEP else "within"
-                    parts.append(text(x + wide / 2, middle + 4, words_in, kind, "middle"))
-        return drawing(width, self.height, parts, words)
+                    parts.append(draw_text(x + wide / 2, middle + 4, words_in, kind, "middle"))
+        return assemble_chart(width, self.height, parts, words)

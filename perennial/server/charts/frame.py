@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import floor, log10
 
-from perennial.server.report.markup import Markup, decimal, escape, label, percent
+from perennial.server.report.markup import Markup, escape, format_decimal, format_percent, label
 
 LETTER = 6.7
 """Mean width of a letter beside an axis, in pixels."""
@@ -46,7 +46,7 @@ class Axis:
     title: str = ""
     low: float | None = None
     high: float | None = None
-    words: Callable[[float], str] = decimal
+    words: Callable[[float], str] = format_decimal
     names: Sequence[str] | None = None
     whole: bool = False
     ticks: bool = True
@@ -61,7 +61,7 @@ class Axis:
         room = 0.05 * (high - low)
         return low - room * (self.low is None), high + room * (self.high is None)
 
-    def marks(self, low: float, high: float, most: int) -> list[tuple[float, str]]:
+    def place_marks(self, low: float, high: float, most: int) -> list[tuple[float, str]]:
         """(number, text) of at most about `most` ticks from low to high."""
         if not self.ticks:
             return []
@@ -95,7 +95,7 @@ class Frame:
     bottom: float
 
     @classmethod
-    def around(
+    def fit_around(
         cls, width: int, height: int, up: Sequence[str], titles: tuple[str, str], top: float, right: float
     ) -> "Frame":
         """A frame with room for `up`, the texts beside the upright axis, and for the titles of both axes."""
@@ -103,18 +103,18 @@ class Frame:
         bottom = height - 24 - (18 if titles[0] else 0)
         return cls(width, height, min(left, 0.4 * width), width - right, top, bottom)
 
-    def across(self, low: float, high: float) -> Scale:
+    def scale_across(self, low: float, high: float) -> Scale:
         """The scale from left to right."""
         return Scale(low, high, self.left, self.right)
 
-    def up(self, low: float, high: float) -> Scale:
+    def scale_up(self, low: float, high: float) -> Scale:
         """The scale from bottom to top."""
         return Scale(low, high, self.bottom, self.top)
 
-    def titles(self, across: str, up: str) -> Iterator[str]:
+    def draw_titles(self, across: str, up: str) -> Iterator[str]:
         """Draw the titles of both axes."""
         if across:
-            yield text((self.left + self.right) / 2, self.height - 6, across, "title", "middle")
+            yield draw_text((self.left + self.right) / 2, self.height - 6, across, "title", "middle")
         if up:
             x, y = 12, (self.top + self.bottom) / 2
             yield (
@@ -122,7 +122,7 @@ class Frame:
                 f'text-anchor="middle">{escape(up)}</text>'
             )
 
-    def axis_across(self, axis: Axis, scale: Scale, marks: Sequence[tuple[float, str]]) -> Iterator[str]:
+    def draw_axis_across(self, axis: Axis, scale: Scale, marks: Sequence[tuple[float, str]]) -> Iterator[str]:
         """Draw the horizontal axis with its grid."""
         widest = LETTER * max((len(words) for _, words in marks), default=0) + 8
         apart = abs(scale(marks[1][0]) - scale(marks[0][0])) if len(marks) > 1 else widest
@@ -130,22 +130,22 @@ class Frame:
         for index, (at, words) in enumerate(marks):
             x = scale(at)
             if axis.grid:
-                yield line("grid", (x, self.top), (x, self.bottom))
+                yield draw_line("grid", (x, self.top), (x, self.bottom))
             if index % every == 0:
                 near_end = x + widest / 2 > self.width
                 anchor, place = ("end", self.width - 2.0) if near_end else ("middle", x)
-                yield text(place, self.bottom + 17, words, "tick", anchor)
+                yield draw_text(place, self.bottom + 17, words, "tick", anchor)
 
-    def axis_up(self, axis: Axis, scale: Scale, marks: Sequence[tuple[float, str]]) -> Iterator[str]:
+    def draw_axis_up(self, axis: Axis, scale: Scale, marks: Sequence[tuple[float, str]]) -> Iterator[str]:
         """Draw the vertical axis with its grid."""
         for at, words in marks:
             y = scale(at)
             if axis.grid:
-                yield line("grid", (self.left, y), (self.right, y))
-            yield text(self.left - 7, y + 4, words, "tick", "end")
+                yield draw_line("grid", (self.left, y), (self.right, y))
+            yield draw_text(self.left - 7, y + 4, words, "tick", "end")
 
 
-def line(kind: str, start: tuple[float, float], end: tuple[float, float]) -> str:
+def draw_line(kind: str, start: tuple[float, float], end: tuple[float, float]) -> str:
     """A straight line. kind: its class in the page's style."""
     return (
         f'<line class="{escape(kind)}" x1="{start[0]:.1f}" y1="{start[1]:.1f}" '
@@ -153,18 +153,18 @@ def line(kind: str, start: tuple[float, float], end: tuple[float, float]) -> str
     )
 
 
-def box(kind: str, x: float, y: float, width: float, height: float, title: str = "") -> str:
+def draw_box(kind: str, x: float, y: float, width: float, height: float, title: str = "") -> str:
     """A rectangle. kind: its class in the page's style. title: shown when it is pointed at."""
     shape = f'class="{escape(kind)}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
     return f"<rect {shape}><title>{escape(title)}</title></rect>" if title else f"<rect {shape}/>"
 
 
-def text(x: float, y: float, words: str, kind: str, anchor: str = "start") -> str:
+def draw_text(x: float, y: float, words: str, kind: str, anchor: str = "start") -> str:
     """One line of text. kind: its class in the page's style."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
-def drawing(width: int, height: int, parts: Sequence[str], words: str) -> Markup:
+def assemble_chart(width: int, height: int, parts: Sequence[str], words: str) -> Markup:
     """A whole chart from its parts. words: a description for people who cannot see it."""
     return Markup(
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(words)}">'
@@ -176,7 +176,7 @@ LONGEST_KEY = 160
 """Characters of an entry of a legend, which may be set in several lines."""
 
 
-def legend(entries: Sequence[tuple[str, str]]) -> Markup:
+def draw_legend(entries: Sequence[tuple[str, str]]) -> Markup:
     """A legend of (shapes in a box of 22 x 10, words) entries; '' for a single entry."""
     if len(entries) < 2:
         return Markup("")
@@ -188,15 +188,15 @@ def legend(entries: Sequence[tuple[str, str]]) -> Markup:
     return Markup(f'<ul class="legend">{keys}</ul>')
 
 
-def whole_percent(share: float) -> str:
+def format_whole_percent(share: float) -> str:
     """The text of a tick on an axis of shares."""
-    return percent(share, 0)
+    return format_percent(share, 0)
 
 
-SHARES = Axis(low=0.0, high=1.03, words=whole_percent)
+SHARES = Axis(low=0.0, high=1.03, words=format_whole_percent)
 """The upright axis of accuracies."""
 
 
-def after_tasks(tasks: int) -> Axis:
+def build_task_axis(tasks: int) -> Axis:
     """The horizontal axis of charts over a run's tasks."""
     return Axis("after task", low=0.7, high=tasks + 0.3, words="{:.0f}".format, whole=True, grid=False)

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from perennial.learning.evaluation_tables import EvaluationTables, as_probability, least_score_bin
+from perennial.learning.evaluation_tables import EvaluationTables, as_probability, find_least_score_bin
 from perennial.learning.scored import Scored
 from perennial.server.measures.calibration import (
-    calibration_error,
-    error_by_chance,
-    expected_calibration_error,
-    reliability,
-    thresholds,
+    compute_ece,
+    compute_reliability,
+    compute_thresholds,
+    estimate_calibration_error,
+    estimate_chance_error,
 )
-from perennial.server.measures.headline import headline
+from perennial.server.measures.headline import describe_measures
 from perennial.server.measures.record import (
     UNMEASURED,
     Calibration,
@@ -27,12 +27,12 @@ from perennial.server.measures.record import (
     PartMeasures,
     PredictionSets,
     SetThreshold,
-    auprc,
-    auroc,
+    compute_pr_areas,
+    compute_roc_areas,
+    compute_wilson_interval,
+    estimate_auprc,
+    estimate_auroc,
     mean_of,
-    precision_recall_areas,
-    roc_areas,
-    wilson,
 )
 
 RESAMPLES = 1000
@@ -46,19 +46,19 @@ Intervals = Mapping[str, tuple[float, float]]
 """(low, high) by the name of a figure; figures of one class are called `sensitivity/3`."""
 
 
-def class_measures(
+def measure_classes(
     tables: EvaluationTables, names: Sequence[str], intervals: Intervals | None = None
 ) -> list[ClassMeasures]:
     """Measures of each class. names: by label. intervals: replace those for independent samples."""
-    cells = _cells(tables)
+    cells = _count_cells(tables)
     found = []
     for label, name in enumerate(names):
-        figures = {measure: wilson(*map(int, cells[measure][label])) for measure in SHARES}
-        for measure, area in (("auroc", auroc), ("auprc", auprc)):
+        figures = {measure: compute_wilson_interval(*map(int, cells[measure][label])) for measure in SHARES}
+        for measure, area in (("auroc", estimate_auroc), ("auprc", estimate_auprc)):
             figures[measure] = area(tables.positive[label], tables.negative[label])
         if intervals is not None:
             figures = {
-                measure: _replaced(figure, intervals.get(f"{measure}/{label}"))
+                measure: _replace_ends(figure, intervals.get(f"{measure}/{label}"))
                 for measure, figure in figures.items()
             }
         samples, _, called = map(int, tables.by_class()[label])
@@ -80,11 +80,11 @@ def assemble(
     names: by label. intervals: over patients; None: samples are independent. by_site, subgroups: as for
     part_measures. more: further fields of Measures.
     """
-    classes = class_measures(tables, names, intervals)
+    classes = measure_classes(tables, names, intervals)
     present = [measures for measures in classes if measures.samples]
     whole = {
-        "accuracy": wilson(sum(tables.correct), tables.samples),
-        "balanced_accuracy": _balanced(tables),
+        "accuracy": compute_wilson_interval(sum(tables.correct), tables.samples),
+        "balanced_accuracy": _average_sensitivity(tables),
         "macro_auroc": mean_of([each.auroc for each in present]),
         "macro_auprc": mean_of([each.auprc for each in present]),
     }
@@ -94,62 +94,62 @@ def assemble(
         samples=tables.samples,
         classes=classes,
         confusion=tables.confusion.tolist(),
-        calibration=calibration(tables, intervals, temperature),
-        sites=part_measures(by_site, names),
-        subgroups=part_measures(subgroups, names),
-        **{name: _replaced(figure, ends.get(name)) for name, figure in whole.items()},
+        calibration=measure_calibration(tables, intervals, temperature),
+        sites=measure_parts(by_site, names),
+        subgroups=measure_parts(subgroups, names),
+        **{name: _replace_ends(figure, ends.get(name)) for name, figure in whole.items()},
         **more,
     )
-    return found.model_copy(update={"headline": headline(found)})
+    return found.model_copy(update={"headline": describe_measures(found)})
 
 
-def calibration(
+def measure_calibration(
     tables: EvaluationTables, intervals: Intervals | None = None, temperature: float | None = None
 ) -> Calibration:
     """Calibration before and after scaling. temperature: of the tables' scores; None: nobody fitted one."""
     before, after = tables.confidence[0], None if temperature is None else tables.confidence[1]
     errors = {
-        "error": calibration_error(before),
-        "scaled_error": UNMEASURED if after is None else calibration_error(after),
+        "error": estimate_calibration_error(before),
+        "scaled_error": UNMEASURED if after is None else estimate_calibration_error(after),
     }
     if intervals is not None:
-        errors = {name: _replaced(figure, intervals.get(name)) for name, figure in errors.items()}
+        errors = {name: _replace_ends(figure, intervals.get(name)) for name, figure in errors.items()}
     return Calibration(
         **errors,
         temperature=temperature,
-        by_chance=error_by_chance(before if after is None else after),
+        by_chance=estimate_chance_error(before if after is None else after),
         validation_samples=int(tables.validation[0]),
-        groups=reliability(before),
-        scaled_groups=[] if after is None else reliability(after),
+        groups=compute_reliability(before),
+        scaled_groups=[] if after is None else compute_reliability(after),
     )
 
 
-def prediction_sets(
+def build_prediction_sets(
     tables: EvaluationTables, names: Sequence[str], coverage: float, void: str = ""
 ) -> PredictionSets:
     """Prediction sets of a coverage, judged on these tables. void: why it is not guaranteed, or ''."""
-    found = thresholds(tables.calibration[0], coverage)
+    found = compute_thresholds(tables.calibration[0], coverage)
     bounds = {
         name: SetThreshold(probability=as_probability(each.log_odds), **asdict(each))
         for name, each in zip(names, found, strict=True)
     }
-    return judged_sets(tables, PredictionSets(coverage=coverage, thresholds=bounds, void=void))
+    return judge_sets(tables, PredictionSets(coverage=coverage, thresholds=bounds, void=void))
 
 
-def judged_sets(tables: EvaluationTables, sets: PredictionSets) -> PredictionSets:
+def judge_sets(tables: EvaluationTables, sets: PredictionSets) -> PredictionSets:
     """Prediction sets with the same thresholds, and their coverage and mean size on these tables' samples."""
     judged, included = {}, 0
     for label, (name, bound) in enumerate(sets.thresholds.items()):
-        first = 0 if bound.log_odds is None else least_score_bin(bound.log_odds, tables.classes)
+        first = 0 if bound.log_odds is None else find_least_score_bin(bound.log_odds, tables.classes)
         own = tables.positive[label]
-        covered = wilson(int(own[first:].sum()), int(own.sum()))
+        covered = compute_wilson_interval(int(own[first:].sum()), int(own.sum()))
         judged[name] = bound.model_copy(update={"covered": covered})
         included += int(own[first:].sum() + tables.negative[label][first:].sum())
     size = included / tables.samples if tables.samples else None
     return sets.model_copy(update={"thresholds": judged, "mean_size": size})
 
 
-def part_measures(by_class: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, PartMeasures]:
+def measure_parts(by_class: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, PartMeasures]:
     """The measures of each site or subgroup. by_class: its (M, 3) samples, right answers, predictions."""
     together = sum(by_class.values(), start=np.zeros((len(names), 3), dtype=np.int64))
     z = NormalDist().inv_cdf(1 - 0.025 / max(1, len(by_class)))
@@ -164,11 +164,11 @@ def part_measures(by_class: Mapping[str, np.ndarray], names: Sequence[str]) -> d
         weakest = min(sensitivities, key=sensitivities.__getitem__, default="")
         found[part] = PartMeasures(
             samples=samples,
-            accuracy=wilson(right, samples),
+            accuracy=compute_wilson_interval(right, samples),
             balanced_accuracy=sum(sensitivities.values()) / len(sensitivities) if sensitivities else None,
             weakest=weakest,
             weakest_sensitivity=sensitivities.get(weakest),
-            expected=_expected(own, others),
+            expected=_compute_expected(own, others),
             lower=_lower(own, others, z),
             classes={
                 name: (int(n), int(hits), int(called))
@@ -180,7 +180,7 @@ def part_measures(by_class: Mapping[str, np.ndarray], names: Sequence[str]) -> d
     return found
 
 
-def patient_intervals(scored: Scored, patients: np.ndarray, temperature: float | None) -> Intervals:
+def estimate_patient_intervals(scored: Scored, patients: np.ndarray, temperature: float | None) -> Intervals:
     """95 % intervals by drawing patients with replacement; all samples of a patient come and go together.
 
     patients: (n,) each sample's patient, from 0. temperature: None if none was chosen.
@@ -193,7 +193,7 @@ def patient_intervals(scored: Scored, patients: np.ndarray, temperature: float |
     found: dict[str, list[float]] = {}
     for _ in range(draws):
         weights = generator.multinomial(count, np.full(count, 1 / count))[patients]
-        for name, value in point_values(scored.tables(weights), temperature).items():
+        for name, value in point_values(scored.build_tables(weights), temperature).items():
             found.setdefault(name, []).append(value)
     known = {name: [each for each in values if not math.isnan(each)] for name, values in found.items()}
     ends = {name: np.quantile(values, [0.025, 0.975]) for name, values in known.items() if values}
@@ -205,12 +205,12 @@ def point_values(tables: EvaluationTables, temperature: float | None) -> dict[st
 
     temperature: None if none was chosen; then there is no scaled_error.
     """
-    cells = _cells(tables)
+    cells = _count_cells(tables)
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = {name: counts[:, 0] / counts[:, 1] for name, counts in cells.items()}
     areas = {
-        "auroc": roc_areas(tables.positive, tables.negative),
-        "auprc": precision_recall_areas(tables.positive, tables.negative),
+        "auroc": compute_roc_areas(tables.positive, tables.negative),
+        "auprc": compute_pr_areas(tables.positive, tables.negative),
     }
     found = {
         f"{name}/{label}": float(value)
@@ -227,12 +227,12 @@ def point_values(tables: EvaluationTables, temperature: float | None) -> dict[st
         found[name] = float(values[present].mean()) if present.any() else math.nan
     for place, name in enumerate(("error", "scaled_error")):
         scaled = temperature is not None or not place
-        value = expected_calibration_error(tables.confidence[place]) if scaled else None
+        value = compute_ece(tables.confidence[place]) if scaled else None
         found[name] = math.nan if value is None else value
     return found
 
 
-def _cells(tables: EvaluationTables) -> dict[str, np.ndarray]:
+def _count_cells(tables: EvaluationTables) -> dict[str, np.ndarray]:
     """(M, 2) of each of SHARES: the part, and the whole that it is a share of."""
     samples, right, called = tables.by_class().T
     everyone = tables.samples
@@ -242,10 +242,12 @@ def _cells(tables: EvaluationTables) -> dict[str, np.ndarray]:
     return {name: np.stack(pair, axis=1) for name, pair in zip(SHARES, pairs, strict=True)}
 
 
-def _balanced(tables: EvaluationTables) -> Figure:
+def _average_sensitivity(tables: EvaluationTables) -> Figure:
     """The mean sensitivity of the classes with samples; samples of different classes are independent."""
     figures = [
-        wilson(right, total) for right, total in zip(tables.correct, tables.total, strict=True) if total
+        compute_wilson_interval(right, total)
+        for right, total in zip(tables.correct, tables.total, strict=True)
+        if total
     ]
     if not figures:
         return UNMEASURED
@@ -257,7 +259,7 @@ def _balanced(tables: EvaluationTables) -> Figure:
     return Figure(value=value, low=max(0.0, value - below), high=min(1.0, value + above))
 
 
-def _expected(own: np.ndarray, others: np.ndarray) -> float | None:
+def _compute_expected(own: np.ndarray, others: np.ndarray) -> float | None:
     """The share of right answers if each class were recognised as often as elsewhere; own, others: (M, 2).
 
     None where no class is held by both.
@@ -286,7 +288,7 @@ def _lower(own: np.ndarray, others: np.ndarray, z: float) -> bool:
     return bool(variance > 0 and -excess - 0.5 > z * math.sqrt(variance))
 
 
-def _replaced(figure: Figure, ends: tuple[float, float] | None) -> Figure:
+def _replace_ends(figure: Figure, ends: tuple[float, float] | None) -> Figure:
     """The figure between other ends, which always enclose it."""
     if ends is None or figure.value is None:
         return figure

@@ -24,7 +24,7 @@ _STARTS = np.searchsorted(_ENDS[:-1], np.arange(GROUPS) / GROUPS - 1e-9)
 """The first confidence bin of each group."""
 
 
-def chosen_temperature(tables: EvaluationTables) -> float | None:
+def fit_temperature(tables: EvaluationTables) -> float | None:
     """The temperature of the least negative log-likelihood on the validation samples; None without any.
 
     Guo et al. 2017 (arXiv 1706.04599), with one sample more that is half its answer and half the class next
@@ -38,12 +38,12 @@ def chosen_temperature(tables: EvaluationTables) -> float | None:
     return TEMPERATURES[int(np.argmin(true + undecided / samples))]
 
 
-def at_an_end(temperature: float | None) -> bool:
+def is_at_end(temperature: float | None) -> bool:
     """Whether a temperature is the first or the last that is tried, so that a better one may lie beyond."""
     return temperature in (TEMPERATURES[0], TEMPERATURES[-1])
 
 
-def expected_calibration_error(confidence: np.ndarray) -> float | None:
+def compute_ece(confidence: np.ndarray) -> float | None:
     """Mean over samples of |mean stated probability - share of right answers| in their group.
 
     confidence: (2, C), one of those in EvaluationTables. A probability is known to half a bin: at most 0.5
@@ -53,16 +53,16 @@ def expected_calibration_error(confidence: np.ndarray) -> float | None:
     samples, right = confidence
     if not samples.sum():
         return None
-    return float(np.abs(_grouped(samples * MIDDLES - right)).sum() / samples.sum())
+    return float(np.abs(_sum_groups(samples * MIDDLES - right)).sum() / samples.sum())
 
 
-def calibration_error(confidence: np.ndarray, seed: int = 0) -> Figure:
+def estimate_calibration_error(confidence: np.ndarray, seed: int = 0) -> Figure:
     """expected_calibration_error with the basic bootstrap's interval over samples.
 
     The basic interval mirrors the resampled values at the estimate, which takes out the upward bias that the
     error of a small sample has.
     """
-    value = expected_calibration_error(confidence)
+    value = compute_ece(confidence)
     if value is None:
         return UNMEASURED
     samples, right = confidence
@@ -71,13 +71,13 @@ def calibration_error(confidence: np.ndarray, seed: int = 0) -> Figure:
     drawn = generator.multinomial(int(cells.sum()), cells / cells.sum(), size=RESAMPLES)
     hits, misses = drawn[:, :CONFIDENCE_BINS], drawn[:, CONFIDENCE_BINS:]
     both = hits + misses
-    found = np.abs(_grouped(both * MIDDLES - hits)).sum(axis=1) / cells.sum()
+    found = np.abs(_sum_groups(both * MIDDLES - hits)).sum(axis=1) / cells.sum()
     upper, lower = np.quantile(found, [0.975, 0.025])
     low, high = max(0.0, 2 * value - upper), min(1.0, 2 * value - lower)
     return Figure(value=value, low=min(low, value), high=max(high, value))
 
 
-def error_by_chance(confidence: np.ndarray, seed: int = 0) -> Figure:
+def estimate_chance_error(confidence: np.ndarray, seed: int = 0) -> Figure:
     """The error that true probabilities would show on as many answers: its mean, and the interval of 95 %.
 
     With few answers the shares of right ones are far from any probability by chance alone. Answers are taken
@@ -88,15 +88,15 @@ def error_by_chance(confidence: np.ndarray, seed: int = 0) -> Figure:
     if not samples.sum():
         return UNMEASURED
     right = np.random.default_rng(seed).binomial(samples, MIDDLES, size=(RESAMPLES, CONFIDENCE_BINS))
-    found = np.abs(_grouped(samples * MIDDLES - right)).sum(axis=1) / samples.sum()
+    found = np.abs(_sum_groups(samples * MIDDLES - right)).sum(axis=1) / samples.sum()
     low, high = np.quantile(found, [0.025, 0.975])
     return Figure(value=float(found.mean()), low=float(low), high=float(high))
 
 
-def reliability(confidence: np.ndarray) -> list[ReliabilityGroup]:
+def compute_reliability(confidence: np.ndarray) -> list[ReliabilityGroup]:
     """The groups of answers with similar stated probability, lowest first, without empty ones."""
     samples, right = confidence
-    groups = zip(_grouped(samples), _grouped(samples * MIDDLES), _grouped(right), strict=True)
+    groups = zip(_sum_groups(samples), _sum_groups(samples * MIDDLES), _sum_groups(right), strict=True)
     return [
         ReliabilityGroup(samples=int(n), stated=float(stated / n), right=float(hits / n))
         for n, stated, hits in groups
@@ -104,7 +104,7 @@ def reliability(confidence: np.ndarray) -> list[ReliabilityGroup]:
     ]
 
 
-def _grouped(bins: np.ndarray) -> np.ndarray:
+def _sum_groups(bins: np.ndarray) -> np.ndarray:
     """(..., GROUPS) sums over the bins of each group. bins: (..., C)."""
     return np.add.reduceat(bins, _STARTS, axis=-1)
 
@@ -121,12 +121,12 @@ class Threshold:
     informative: bool
 
 
-def least_samples(coverage: float) -> int:
+def compute_least_samples(coverage: float) -> int:
     """ceil(1/alpha) - 1, the fewest calibration samples of a class with which it can ever be left out."""
     return math.ceil(round(1 / (1 - coverage), 9)) - 1
 
 
-def threshold(scores: np.ndarray, coverage: float, classes: int) -> Threshold:
+def compute_threshold(scores: np.ndarray, coverage: float, classes: int) -> Threshold:
     """The threshold of one class.
 
     scores: (S,) its calibration samples by the bin of the class's own probability, lowest first. classes: M.
@@ -144,6 +144,6 @@ def threshold(scores: np.ndarray, coverage: float, classes: int) -> Threshold:
     return Threshold(score_bin_lower(index, classes), samples, informative=True)
 
 
-def thresholds(calibration: np.ndarray, coverage: float) -> list[Threshold]:
+def compute_thresholds(calibration: np.ndarray, coverage: float) -> list[Threshold]:
     """The threshold of each class. calibration: (M, S), as in EvaluationTables."""
-    return [threshold(scores, coverage, len(calibration)) for scores in calibration]
+    return [compute_threshold(scores, coverage, len(calibration)) for scores in calibration]

@@ -15,11 +15,11 @@ Z = 1.959963984540054
 """Standard normal quantile of 97.5 %."""
 
 
-def _finite(value: float | None) -> float | None:
+def _drop_nonfinite(value: float | None) -> float | None:
     return None if value is None or not np.isfinite(value) else float(value)
 
 
-Number = Annotated[float | None, AfterValidator(_finite)]
+Number = Annotated[float | None, AfterValidator(_drop_nonfinite)]
 
 
 class Figure(BaseModel):
@@ -40,7 +40,7 @@ class Figure(BaseModel):
 UNMEASURED = Figure()
 
 
-def wilson(successes: int, trials: int, z: float = Z) -> Figure:
+def compute_wilson_interval(successes: int, trials: int, z: float = Z) -> Figure:
     """A share with its score interval, which holds its level also for few trials and for shares of 0 or 1.
 
     Wilson 1927 (doi 10.1080/01621459.1927.10502953).
@@ -55,14 +55,14 @@ def wilson(successes: int, trials: int, z: float = Z) -> Figure:
     return Figure(value=share, low=min(low, share), high=max(high, share))
 
 
-def logit_interval(value: float, error: float, fallback_trials: int, z: float = Z) -> Figure:
+def compute_logit_interval(value: float, error: float, fallback_trials: int, z: float = Z) -> Figure:
     """A figure between 0 and 1 with an interval that is symmetric in its log odds.
 
     error: standard error of the value. fallback_trials: where the value is 0 or 1, or error is 0, the
     interval is as wide as Wilson's of so many trials, because one of width 0 would not be honest.
     """
     if not 0 < value < 1 or error <= 0:
-        interval = wilson(0, fallback_trials, z)
+        interval = compute_wilson_interval(0, fallback_trials, z)
         if interval.high is None:
             return Figure(value=value)
         width = interval.high
@@ -89,7 +89,7 @@ def mean_of(figures: list[Figure]) -> Figure:
 MOST_PARTS = 16
 
 
-def roc_areas(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
+def compute_roc_areas(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
     """(M,) probability that a sample of the class scores higher than one of another; NaN without either.
 
     positive, negative: (M, S) samples of the class and of the others by score bin, lowest first.
@@ -100,7 +100,7 @@ def roc_areas(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
         return np.asarray((positive * below).sum(axis=1) / (of_class * others), dtype=np.float64)
 
 
-def precision_recall_areas(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
+def compute_pr_areas(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
     """(M,) average precision: the precision at each sample of the class, highest score first, on average.
 
     Within a bin the class's samples are spread evenly among the others: counting the whole bin as called
@@ -122,7 +122,7 @@ def precision_recall_areas(positive: np.ndarray, negative: np.ndarray) -> np.nda
         return np.where(others > 0, areas.sum(axis=1) / of_class, np.nan)
 
 
-def auroc(positive: np.ndarray, negative: np.ndarray) -> Figure:
+def estimate_auroc(positive: np.ndarray, negative: np.ndarray) -> Figure:
     """roc_areas of one class, (S,) each, with DeLong's interval in log odds.
 
     DeLong, DeLong and Clarke-Pearson 1988 (doi 10.2307/2531595).
@@ -130,15 +130,15 @@ def auroc(positive: np.ndarray, negative: np.ndarray) -> Figure:
     of_class, others = int(positive.sum()), int(negative.sum())
     if of_class == 0 or others == 0:
         return UNMEASURED
-    area = float(roc_areas(positive[None], negative[None])[0])
+    area = float(compute_roc_areas(positive[None], negative[None])[0])
     # how much of the other group each sample of a bin beats, or is beaten by
     placed = (np.cumsum(negative) - negative / 2) / others
     beaten = (of_class - np.cumsum(positive) + positive / 2) / of_class
-    variance = _variance(placed, positive) / of_class + _variance(beaten, negative) / others
-    return logit_interval(area, float(np.sqrt(variance)), min(of_class, others))
+    variance = _compute_variance(placed, positive) / of_class + _compute_variance(beaten, negative) / others
+    return compute_logit_interval(area, float(np.sqrt(variance)), min(of_class, others))
 
 
-def auprc(positive: np.ndarray, negative: np.ndarray) -> Figure:
+def estimate_auprc(positive: np.ndarray, negative: np.ndarray) -> Figure:
     """precision_recall_areas of one class, (S,) each, with a binomial interval in log odds.
 
     The area is treated as a share of as many trials as the class has samples (Boyd, Eng and Page 2013,
@@ -147,11 +147,11 @@ def auprc(positive: np.ndarray, negative: np.ndarray) -> Figure:
     of_class = int(positive.sum())
     if of_class == 0 or int(negative.sum()) == 0:
         return UNMEASURED
-    area = float(precision_recall_areas(positive[None], negative[None])[0])
-    return logit_interval(area, float(np.sqrt(area * (1 - area) / of_class)), of_class)
+    area = float(compute_pr_areas(positive[None], negative[None])[0])
+    return compute_logit_interval(area, float(np.sqrt(area * (1 - area) / of_class)), of_class)
 
 
-def _variance(values: np.ndarray, counts: np.ndarray) -> float:
+def _compute_variance(values: np.ndarray, counts: np.ndarray) -> float:
     """Sample variance of values that occur so often; 0 for a single one."""
     n = counts.sum()
     if n < 2:

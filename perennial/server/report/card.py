@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-from perennial.config.strategies import asks_of, nested
+from perennial.config.strategies import find_asks, list_nested
 from perennial.foundation.errors import StateError
-from perennial.foundation.files import file_sha256, replace_file
+from perennial.foundation.files import hash_file, replace_file
 from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved
 from perennial.server.measures.headline import SELDOM
 from perennial.server.measures.record import FILE, Figure, Measures, PredictionSets, read_measures
 from perennial.server.new_model_gate import write_verdicts
-from perennial.server.report.comparison import markdown_table
-from perennial.server.report.markup import MISSING, decimal, power
-from perennial.server.report.recognition import SET_COLUMNS, always_in_sets
+from perennial.server.report.comparison import build_markdown_table
+from perennial.server.report.markup import MISSING, format_decimal, format_power
+from perennial.server.report.recognition import SET_COLUMNS, explain_always_in_sets
 from perennial.server.run_record import Run, read_run
 
 CARD = "card.md"
@@ -34,23 +34,27 @@ def write_card(folder: Path, intended_use: Path | None = None) -> Path:
     except (OSError, UnicodeDecodeError) as error:
         raise StateError(f"{intended_use}: cannot be read as text ({error})") from error
     parts = [
-        f"# {_plain(run.summary.experiment)}: model card",
+        f"# {_escape_text(run.summary.experiment)}: model card",
         *filter(None, [write_verdicts(folder)]),
-        _what(run, saved),
+        _describe_model(run, saved),
         "## Intended use\n\n" + use,
-        "## Data\n\n" + _data(run),
-        "## How well it works\n\n" + _works(run.measures),
-        *(["## Judged outside the federation\n\n" + judged] if (judged := _judged_outside(folder)) else []),
-        "## Privacy\n\n" + _privacy(run, saved),
-        "## Limits\n\n" + _limits(run, saved, folder),
-        "## What it is\n\n" + _hashes(run, folder),
+        "## Data\n\n" + _describe_data(run),
+        "## How well it works\n\n" + _describe_performance(run.measures),
+        *(
+            ["## Judged outside the federation\n\n" + judged]
+            if (judged := _describe_evaluations(folder))
+            else []
+        ),
+        "## Privacy\n\n" + _describe_privacy(run, saved),
+        "## Limits\n\n" + _describe_limits(run, saved, folder),
+        "## What it is\n\n" + _list_hashes(run, folder),
     ]
     path = folder / CARD
     replace_file(path, ("\n\n".join(parts) + "\n").encode(errors="replace"), mode=0o644)
     return path
 
 
-def _what(run: Run, saved: SavedModel) -> str:
+def _describe_model(run: Run, saved: SavedModel) -> str:
     model, inputs = saved.settings["model"], saved.inputs
     if len(inputs.shape) == 3:
         channels, height, width = inputs.shape
@@ -59,8 +63,8 @@ def _what(run: Run, saved: SavedModel) -> str:
     else:
         takes = f"rows of {len(inputs.columns or ()) or inputs.shape[0]} columns"
         if inputs.columns:
-            takes += f" ({', '.join(map(_plain, inputs.columns))})"
-    names = ", ".join(map(_plain, saved.classes))
+            takes += f" ({', '.join(map(_escape_text, inputs.columns))})"
+    names = ", ".join(map(_escape_text, saved.classes))
     started = "" if run.started is None else f" on {run.started:%d %B %Y}"
     return (
         f"A classifier ({model['name']}) of {takes} into {len(saved.classes)} classes: {names}. Trained by "
@@ -69,7 +73,7 @@ def _what(run: Run, saved: SavedModel) -> str:
     )
 
 
-def _data(run: Run) -> str:
+def _describe_data(run: Run) -> str:
     sites = run.summary.sites
     ranked = sorted(sites.items(), key=lambda site: -site[1].samples)
     told = run.measures.sites if run.measures is not None else {}
@@ -79,29 +83,29 @@ def _data(run: Run) -> str:
             f"{site.samples:,}" if site.samples else MISSING,
             f"{site.rounds} of {run.summary.rounds}",
             f"{told[name].samples:,}" if name in told else MISSING,
-            _percent(told[name].accuracy) if name in told else MISSING,
+            _format_percent(told[name].accuracy) if name in told else MISSING,
         ]
         for name, site in ranked[:MOST_SITES]
     ]
     columns = ["site", "training samples", "rounds", "judged samples", "classified correctly"]
-    text = markdown_table(columns, rows, "lrrrr")
+    text = build_markdown_table(columns, rows, "lrrrr")
     if len(ranked) > MOST_SITES:
         text += f"\n\nThese are {MOST_SITES} of {len(ranked):,} sites, those with most samples."
     note = "Training samples are those of the last round; under a protection their number is not told."
     return f"{text}\n\n{note}"
 
 
-def _works(measures: Measures | None) -> str:
+def _describe_performance(measures: Measures | None) -> str:
     if measures is None:
         return "Nobody measured more than the share of right answers; see report.html."
     rows = [
         [
             each.name,
             f"{each.samples:,}",
-            _percent(each.sensitivity),
-            _percent(each.specificity),
-            _percent(each.positive_predictive_value),
-            _percent(each.negative_predictive_value),
+            _format_percent(each.sensitivity),
+            _format_percent(each.specificity),
+            _format_percent(each.positive_predictive_value),
+            _format_percent(each.negative_predictive_value),
             _share(each.auroc),
             _share(each.auprc),
         ]
@@ -114,30 +118,30 @@ def _works(measures: Measures | None) -> str:
         "external": "other data",
     }
     lines = [
-        _plain(" ".join(measures.headline)),
+        _escape_text(" ".join(measures.headline)),
         f"Judged on {measures.samples:,} samples: {source[measures.source]}. Brackets are 95 % intervals.",
-        markdown_table(columns, rows, "lrrrrrrr"),
-        f"Balanced accuracy {_percent(measures.balanced_accuracy)}.",
+        build_markdown_table(columns, rows, "lrrrrrrr"),
+        f"Balanced accuracy {_format_percent(measures.balanced_accuracy)}.",
     ]
     calibration = measures.calibration
     if calibration.error.value is not None:
-        text = f"Calibration error {_percent(calibration.error)}"
+        text = f"Calibration error {_format_percent(calibration.error)}"
         if calibration.scaled_error.value is not None:
-            scaled = _percent(calibration.scaled_error)
-            text += f", and {scaled} with temperature {decimal(calibration.temperature)}"
+            scaled = _format_percent(calibration.scaled_error)
+            text += f", and {scaled} with temperature {format_decimal(calibration.temperature)}"
         lines.append(text + ".")
     if (sets := measures.prediction_sets) is not None:
         void = f" Not guaranteed: {sets.void}." if sets.void else ""
-        always = always_in_sets(sets)
+        always = explain_always_in_sets(sets)
         lines.append(
             f"Prediction sets with coverage {100 * sets.coverage:.0f} % for each known class.{void}"
-            + (f" {_plain(always)}" if always else "")
+            + (f" {_escape_text(always)}" if always else "")
         )
-        lines.append(markdown_table(SET_COLUMNS, _set_rows(sets), "lrrr"))
+        lines.append(build_markdown_table(SET_COLUMNS, _set_rows(sets), "lrrr"))
     return "\n\n".join(lines)
 
 
-def _outside(folder: Path) -> list[tuple[str, Measures]]:
+def _read_evaluations(folder: Path) -> list[tuple[str, Measures]]:
     """(name of the data, measures) of each evaluation in a run's folder."""
     found = [(path.parent.name, read_measures(path.parent)) for path in sorted(folder.glob(EVALUATIONS))]
     return [(name, measures) for name, measures in found if measures is not None]
@@ -149,32 +153,32 @@ def _set_rows(sets: PredictionSets) -> list[list[str]]:
             name,
             f"{100 * each.probability:.1f} %" if each.informative else "always",
             MISSING if each.samples is None else f"{each.samples:,}",
-            _percent(each.covered),
+            _format_percent(each.covered),
         ]
         for name, each in sets.thresholds.items()
     ]
 
 
-def _judged_outside(folder: Path) -> str:
+def _describe_evaluations(folder: Path) -> str:
     rows = [
         [
-            _plain(name),
+            _escape_text(name),
             f"{each.samples:,}",
-            _percent(each.accuracy),
-            _percent(each.balanced_accuracy),
+            _format_percent(each.accuracy),
+            _format_percent(each.balanced_accuracy),
             _share(each.macro_auroc),
         ]
-        for name, each in _outside(folder)
+        for name, each in _read_evaluations(folder)
     ]
     columns = ["data", "samples", "classified correctly", "balanced accuracy", "mean AUROC"]
-    return markdown_table(columns, rows, "lrrrr") if rows else ""
+    return build_markdown_table(columns, rows, "lrrrr") if rows else ""
 
 
-def _privacy(run: Run, saved: SavedModel) -> str:
+def _describe_privacy(run: Run, saved: SavedModel) -> str:
     """What the approved experiment lets leave a site, and whether noise covers it; then the exact claim."""
     settings, epsilon = saved.settings, run.summary.epsilon
     keys = {key: value for key, value in settings["strategy"].items() if key != "name"}
-    asks = [asks_of(*each) for each in nested(settings["strategy"]["name"], keys)]
+    asks = [find_asks(*each) for each in list_nested(settings["strategy"]["name"], keys)]
     rounds = f"in each of {run.summary.rounds} rounds"
     sent = f"updates of the model, computed from its training samples, {rounds}"
     if any(each.statistics for each in asks):
@@ -203,7 +207,8 @@ def _privacy(run: Run, saved: SavedModel) -> str:
         claim = epsilon.claim
         lines += [
             "",
-            f"Epsilon {decimal(epsilon.value)} at delta {power(epsilon.delta)} for one {epsilon.unit}, at "
+            f"Epsilon {format_decimal(epsilon.value)} at delta {format_power(epsilon.delta)} for one "
+            f"{epsilon.unit}, at "
             f"the site that has spent most. Hides {claim.unit} ({claim.relation}) from {claim.adversary}, by "
             f"{claim.mechanism}.",
         ]
@@ -212,7 +217,7 @@ def _privacy(run: Run, saved: SavedModel) -> str:
     return "\n".join(lines)
 
 
-def _limits(run: Run, saved: SavedModel, folder: Path) -> str:
+def _describe_limits(run: Run, saved: SavedModel, folder: Path) -> str:
     said = ", unless its prediction set is empty."
     if saved.confidence.thresholds is None:
         said = "; there are no prediction sets that could say so."
@@ -224,28 +229,28 @@ def _limits(run: Run, saved: SavedModel, folder: Path) -> str:
     ]
     measures = run.measures
     if measures is not None:
-        items += map(_plain, measures.headline[:-1])
+        items += map(_escape_text, measures.headline[:-1])
         weak = [each for each in measures.classes if (each.sensitivity.value or 0) < SELDOM]
         if not weak and not measures.headline[:-1]:
             items.append("No class is recognised in less than half of its cases on the judged samples.")
-        items += map(_plain, measures.notes)
-    if not _outside(folder):
+        items += map(_escape_text, measures.notes)
+    if not _read_evaluations(folder):
         items.append("It was not judged on data from outside the federation.")
     return "\n".join(f"- {item}" for item in items)
 
 
-def _hashes(run: Run, folder: Path) -> str:
+def _list_hashes(run: Run, folder: Path) -> str:
     rows = [
-        ["model.safetensors, SHA-256", file_sha256(folder / GLOBAL_MODEL)],
+        ["model.safetensors, SHA-256", hash_file(folder / GLOBAL_MODEL)],
         ["the model's tensors, SHA-256", run.summary.model_sha256],
-        ["experiment.yaml, SHA-256", file_sha256(folder / "experiment.yaml")],
+        ["experiment.yaml, SHA-256", hash_file(folder / "experiment.yaml")],
         ["seed", str(run.summary.seed)],
         *([name, version] for name, version in run.summary.versions.items()),
     ]
-    return markdown_table(["", ""], rows, "ll")
+    return build_markdown_table(["", ""], rows, "ll")
 
 
-def _percent(figure: Figure) -> str:
+def _format_percent(figure: Figure) -> str:
     return (
         MISSING if figure.value is None else f"{100 * figure.value:.0f} % {figure.interval(100, 0)}".rstrip()
     )
@@ -257,7 +262,7 @@ def _share(figure: Figure) -> str:
     return f"{figure.value:.2f} {figure.interval(1, 2)}".rstrip()
 
 
-def _plain(text: str) -> str:
+def _escape_text(text: str) -> str:
     """Text from other institutions on one line, without meaning to Markdown or HTML."""
     line = " ".join(str(text).split())
     for sign in "\\`*_[]<>#|":

@@ -3,19 +3,19 @@
 from pydantic import BaseModel, ConfigDict, Field
 
 from perennial.server.charts.curves import HeatMap
-from perennial.server.measures.record import wilson
+from perennial.server.measures.record import compute_wilson_interval
 from perennial.server.report.markup import (
     MISSING,
     Markup,
     Picture,
     Section,
-    decimal,
-    element,
+    build_element,
+    build_numbers_table,
+    build_panel,
+    build_table,
+    format_decimal,
+    format_percent,
     join,
-    numbers,
-    panel,
-    percent,
-    table,
 )
 from perennial.server.run_record import Run
 
@@ -57,7 +57,7 @@ def show_map_choice(tried: list[Tried], run: Run) -> Section:
         "Compared in the first task, each alone, by the validation samples of its classes; the run goes on "
         "with the first. Where intervals overlap another could be as good."
     )
-    return Section("The maps to choose among", [_heads(tried)], note)
+    return Section("The maps to choose among", [_build_heads_table(tried)], note)
 
 
 def show_head_choice(tried: list[Tried], run: Run) -> Section:
@@ -67,21 +67,21 @@ def show_head_choice(tried: list[Tried], run: Run) -> Section:
         "be that of the figures. These are of the validation samples that chose, with 95 % intervals: the "
         "chosen one is judged too well, and where intervals overlap another could be as good."
     )
-    return Section("The head that was chosen", [_heads(tried)], note)
+    return Section("The head that was chosen", [_build_heads_table(tried)], note)
 
 
-def _heads(tried: list[Tried]) -> Markup:
+def _build_heads_table(tried: list[Tried]) -> Markup:
     rows = [
         [
             " and ".join(each.maps),
             each.head,
             f"{each.shrinkage:g}" + (" (end of those tried)" if each.end_of_grid else ""),
-            percent(each.value) + " [{}, {}]".format(*map(percent, each.interval)),
+            format_percent(each.value) + " [{}, {}]".format(*map(format_percent, each.interval)),
         ]
         for each in tried
     ]
     columns = ["features", "head", "shrinkage", "on validation samples"]
-    return panel("Compared", table(columns, rows, "lllr", "Compared"), long=True)
+    return build_panel("Compared", build_table(columns, rows, "lllr", "Compared"), long=True)
 
 
 class Row(BaseModel):
@@ -107,7 +107,7 @@ def show_cross_site(found: Table, run: Run) -> Section:
     """The section on how sites' sums fit each other: who gains from whom, and a sentence for each site."""
     sites = list(found.sites)[:MOST]
     values = [[found.sites[row].benefit.get(column) for column in sites] for row in sites]
-    words_of = [[decimal(value) for value in row] for row in values]
+    words_of = [[format_decimal(value) for value in row] for row in values]
     largest = max((abs(value) for row in values for value in row if value is not None), default=1.0)
     chart = HeatMap(
         sites,
@@ -125,9 +125,11 @@ def show_cross_site(found: Table, run: Run) -> Section:
         "error. The darkest cell gains most, the lightest costs most.",
         chart,
         wide=True,
-        numbers=numbers(["site", *sites], [[sites[i], *row] for i, row in enumerate(words_of)], "Gains"),
+        numbers=build_numbers_table(
+            ["site", *sites], [[sites[i], *row] for i, row in enumerate(words_of)], "Gains"
+        ),
     )
-    said = [element("p", describe_site(name, row)) for name, row in found.sites.items()]
+    said = [build_element("p", describe_site(name, row)) for name, row in found.sites.items()]
     return Section("Sites beside each other", [figure, join(said)], CROSS_SITE)
 
 
@@ -136,7 +138,7 @@ def describe_site(name: str, row: Row) -> str:
     if row.skill is None:
         said = "shares too few classes with the others to be judged by them"
     else:
-        said = f"is fitted by the others' model with skill {decimal(row.skill)}"
+        said = f"is fitted by the others' model with skill {format_decimal(row.skill)}"
     if row.benefit:
         best = max(row.benefit, key=lambda other: row.benefit[other])
         if row.benefit[best] > 0:
@@ -158,7 +160,7 @@ class OwnHead(BaseModel):
     right: dict[str, list[int]]
     missing: list[str] = []
 
-    def balanced(self, head: str) -> float | None:
+    def compute_balanced_accuracy(self, head: str) -> float | None:
         """Mean over the classes that the test records have of the share of right answers."""
         shares = [right / n for right, n in zip(self.right[head], self.total, strict=True) if n]
         return sum(shares) / len(shares) if shares else None
@@ -175,20 +177,25 @@ def show_own_heads(found: dict[str, OwnHead], run: Run) -> Section:
     for site, each in found.items():
         records, cells = sum(each.total), list[str]()
         for head in HEADS:
-            share, balanced = wilson(sum(each.right[head]), records), each.balanced(head)
+            share, balanced = (
+                compute_wilson_interval(sum(each.right[head]), records),
+                each.compute_balanced_accuracy(head),
+            )
             plain = MISSING if share.value is None else f"{100 * share.value:.1f} {share.interval(100, 0)}"
             cells += [plain, MISSING if balanced is None else f"{100 * balanced:.1f}"]
         chosen = "federated" if each.penalty is None else "own" if each.penalty == 0 else f"{each.penalty:g}"
         rows.append([site, str(each.train), str(records), *cells, chosen])
-        said += _sentences(site, each, run.summary.classes)
+        said += _describe_head(site, each, run.summary.classes)
     columns = ["hospital", "trains with", "tested on"]
     columns += [f"{head}, {figure}" for head in HEADS for figure in ("%", "balanced %")] + ["lambda"]
-    shown = table(columns, rows, "lrrrrrrrrl", "Own, federated and personal heads")
-    words = join([element("p", text) for text in said])
-    return Section("Each hospital on its own patients", [panel("Heads", shown, long=True), words], OWN_HEADS)
+    shown = build_table(columns, rows, "lrrrrrrrrl", "Own, federated and personal heads")
+    words = join([build_element("p", text) for text in said])
+    return Section(
+        "Each hospital on its own patients", [build_panel("Heads", shown, long=True), words], OWN_HEADS
+    )
 
 
-def _sentences(site: str, each: OwnHead, classes: list[str]) -> list[str]:
+def _describe_head(site: str, each: OwnHead, classes: list[str]) -> list[str]:
     own, federated = sum(each.right["own"]), sum(each.right["federated"])
     said = []
     if federated < own:
@@ -196,7 +203,7 @@ def _sentences(site: str, each: OwnHead, classes: list[str]) -> list[str]:
             f"{site}: of {sum(each.total)} records the federated model gets {own - federated} fewer right "
             "than the hospital's own model."
         )
-    found, kept = each.balanced("personal"), each.balanced("federated")
+    found, kept = each.compute_balanced_accuracy("personal"), each.compute_balanced_accuracy("federated")
     if found is not None and kept is not None and found < kept - SELDOMER:
         said.append(
             f"{site}: the personal head follows the hospital's own class frequencies and finds rare classes "

@@ -20,10 +20,10 @@ from typing import Any
 
 import yaml
 
-from perennial.config.document import flat
+from perennial.config.document import flatten_settings
 from perennial.config.schema import ON_DISK
 from perennial.foundation.errors import StateError
-from perennial.server.report.markup import MISSING, points
+from perennial.server.report.markup import MISSING, format_points
 from perennial.server.run_record import Run, Summary, read_run
 
 MEASURES: Mapping[str, Callable[[Summary], float | None]] = {
@@ -74,7 +74,7 @@ class Row:
     @cached_property
     def settings(self) -> dict[str, str]:
         """Settings of the first run's experiment, by dotted key."""
-        return _settings(next(iter(self.runs.values())))
+        return _flatten_settings(next(iter(self.runs.values())))
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,14 @@ class Comparison:
     unlike: Sequence[tuple[str, str, str]] = ()
     """Pairs of rows of which nothing is claimed, with the reason."""
 
-    def reasons(self) -> tuple[list[str], list[list[str]]]:
+    def list_reasons(self) -> tuple[list[str], list[list[str]]]:
         """Column names and rows of the pairs that are not compared."""
         return ["experiment", "and", "not compared, because"], [list(pair) for pair in self.unlike]
 
     @property
     def measures(self) -> list[str]:
         """Names of the table's measures, balanced accuracy first, and only if class sizes differ much."""
-        return measures_of(self.rows)
+        return choose_measures(self.rows)
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Column names and rows of the table; shares in percent, differences of shares in points."""
@@ -123,22 +123,24 @@ class Comparison:
         ]
         return columns, rows
 
-    def claims(self) -> tuple[list[str], list[list[str]]]:
+    def list_claims(self) -> tuple[list[str], list[list[str]]]:
         """Column names and rows of the paired differences.
 
         A row: the claim (better > worse, or = if the mean is 0), the measure, on how many seeds the better
         one is ahead, and the mean difference in points.
         """
         columns = ["claim", "measure", "wins", "mean difference (points)"]
-        rows = [[d.claim, d.measure, f"{d.wins} of {d.seeds}", points(d.mean)] for d in self.differences]
+        rows = [
+            [d.claim, d.measure, f"{d.wins} of {d.seeds}", format_points(d.mean)] for d in self.differences
+        ]
         return columns, rows
 
     def __str__(self) -> str:
-        tables = [markdown_table(*self.cells(), "lr" + "r" * len(self.measures))]
+        tables = [build_markdown_table(*self.cells(), "lr" + "r" * len(self.measures))]
         if self.differences:
-            tables.append(markdown_table(*self.claims(), "llrr"))
+            tables.append(build_markdown_table(*self.list_claims(), "llrr"))
         if self.unlike:
-            tables.append(markdown_table(*self.reasons(), "lll"))
+            tables.append(build_markdown_table(*self.list_reasons(), "lll"))
         return "\n\n".join(tables)
 
 
@@ -148,13 +150,13 @@ def compare(run_folders: Sequence[Path]) -> Comparison:
     Raises StateError when there are no runs, one is missing or damaged, or two share experiment, settings and
     seed.
     """
-    rows = _rows([read_run(folder) for folder in run_folders])
+    rows = _build_rows([read_run(folder) for folder in run_folders])
     differences, unlike = [], []
     for first, second in combinations(rows, 2):
-        if reason := unlike_data(first, second):
+        if reason := explain_unlike_data(first, second):
             unlike.append((first.experiment, second.experiment, reason))
             continue
-        found = [_difference(first, second, measure) for measure in _claimed(first, second)]
+        found = [_compute_difference(first, second, measure) for measure in _select_claimed(first, second)]
         differences += [difference for difference in found if difference is not None]
     return Comparison(rows, differences, unlike)
 
@@ -169,7 +171,7 @@ OF_THE_DIVISION = (
 """Keys of `data` that do not say which samples a model is measured on; a path differs between machines."""
 
 
-def unlike_data(first: Row, second: Row) -> str:
+def explain_unlike_data(first: Row, second: Row) -> str:
     """In words, why the figures of two rows cannot be compared; '' if they can."""
     one, other = ({frozenset(run.summary.classes) for run in row.runs.values()} for row in (first, second))
     if one != other:
@@ -187,14 +189,14 @@ def unlike_data(first: Row, second: Row) -> str:
     return ""
 
 
-def _claimed(first: Row, second: Row) -> Sequence[str]:
+def _select_claimed(first: Row, second: Row) -> Sequence[str]:
     """Measures of which two rows allow a claim: a mean over tasks needs the same number of tasks."""
     tasks = {len(run.summary.accuracy_matrix) for row in (first, second) for run in row.runs.values()}
-    finals = [measure for measure in measures_of([first, second]) if measure in FINAL]
+    finals = [measure for measure in choose_measures([first, second]) if measure in FINAL]
     return [*finals, *OVER_TASKS] if len(tasks) == 1 else finals
 
 
-def _rows(runs: Sequence[Run]) -> list[Row]:
+def _build_rows(runs: Sequence[Run]) -> list[Row]:
     if not runs:
         raise StateError("nothing to compare: name at least one run folder")
     names: dict[str, list[Run]] = {}
@@ -202,7 +204,7 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
         names.setdefault(run.summary.experiment, []).append(run)
     rows: list[Row] = []
     for name, namesakes in names.items():
-        for settings, group in _by_settings(namesakes).items():
+        for settings, group in _group_by_settings(namesakes).items():
             by_seed: dict[int, Run] = {}
             title = f"{name} ({settings})" if settings else name
             for run in group:
@@ -216,7 +218,7 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
                     )
                 by_seed[run.summary.seed] = run
             rows.append(Row(title, dict(sorted(by_seed.items()))))
-    first = measures_of(rows)[0]
+    first = choose_measures(rows)[0]
 
     def place(row: Row) -> tuple[bool, float]:
         """Best first, those without a measurement last."""
@@ -226,19 +228,21 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
     return sorted(rows, key=place)
 
 
-def measures_of(rows: Sequence[Row]) -> list[str]:
+def choose_measures(rows: Sequence[Row]) -> list[str]:
     """Names of the measures to compare, the one to report first; balanced accuracy only if unbalanced."""
     unbalanced = any(run.summary.unbalanced for row in rows for run in row.runs.values())
     return [measure for measure in MEASURES if measure != BALANCED or unbalanced]
 
 
-def _by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def _group_by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs of one name by the settings in which they differ ('learner.epochs=2'); '' where they agree.
 
     Neither a seed nor where a file lies on a disk makes another experiment.
     """
-    settings = [_settings(run) for run in runs]
-    keys = dict.fromkeys(key for one in settings for key in one if key not in {"seed", *_dotted(ON_DISK)})
+    settings = [_flatten_settings(run) for run in runs]
+    keys = dict.fromkeys(
+        key for one in settings for key in one if key not in {"seed", *_flatten_keys(ON_DISK)}
+    )
     differing = [key for key in keys if len({one.get(key) for one in settings}) > 1]
     groups: dict[str, list[Run]] = {}
     for run, one in zip(runs, settings, strict=True):
@@ -246,7 +250,7 @@ def _by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return groups
 
 
-def _settings(run: Run) -> dict[str, str]:
+def _flatten_settings(run: Run) -> dict[str, str]:
     """The settings of a run's experiment by dotted key, as text."""
     path = run.folder / "experiment.yaml"
     try:
@@ -257,17 +261,17 @@ def _settings(run: Run) -> dict[str, str]:
         raise StateError(
             f"{path}: found {type(content).__name__}, expected a mapping; resume the run to write it"
         )
-    return {key: str(value) for key, value in flat(content).items()}
+    return {key: str(value) for key, value in flatten_settings(content).items()}
 
 
-def _dotted(keys: Any) -> set[str]:
+def _flatten_keys(keys: Any) -> set[str]:
     """Keys as pydantic takes them to leave them out, {"data": {"path"}}, as {"data.path"}."""
     if isinstance(keys, set):
         return keys
-    return {f"{name}.{key}" for name, inner in keys.items() for key in _dotted(inner)}
+    return {f"{name}.{key}" for name, inner in keys.items() for key in _flatten_keys(inner)}
 
 
-def _difference(first: Row, second: Row, measure: str) -> Difference | None:
+def _compute_difference(first: Row, second: Row, measure: str) -> Difference | None:
     value = MEASURES[measure]
     gaps = []
     for seed in first.runs.keys() & second.runs.keys():
@@ -284,12 +288,12 @@ def _difference(first: Row, second: Row, measure: str) -> Difference | None:
     return Difference(better, worse, measure, mean, sum(gap > 0 for gap in gaps), len(gaps))
 
 
-def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
+def build_markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
     """A table in Markdown. align: one letter a column, l or r."""
     rules = ["---:" if side == "r" else "---" for side in align]
     lines = [columns, rules, *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(_format_cell(cell) for cell in line) + " |" for line in lines)
 
 
-def _cell(text: str) -> str:
+def _format_cell(text: str) -> str:
     return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").split())

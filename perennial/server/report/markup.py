@@ -27,33 +27,33 @@ def join(parts: Sequence[str], separator: str = "") -> Markup:
     return Markup(separator).join(parts)
 
 
-def element(tag: str, content: object, css_class: str = "") -> Markup:
+def build_element(tag: str, content: object, css_class: str = "") -> Markup:
     """One HTML element around content."""
     opening = f'{tag} class="{escape(css_class)}"' if css_class else tag
     return Markup(f"<{opening}>{escape(content)}</{tag}>")
 
 
-def percent(value: float | None, digits: int = 1) -> str:
+def format_percent(value: float | None, digits: int = 1) -> str:
     """A share as '86.3 %'."""
     return MISSING if value is None else f"{100 * value:.{digits}f}{THIN_SPACE}%"
 
 
-def points(value: float | None) -> str:
+def format_points(value: float | None) -> str:
     """A difference of shares in percentage points, with its sign: '+3.2'."""
     return MISSING if value is None else f"{100 * value:+z.1f}".replace("-", "\N{MINUS SIGN}")
 
 
-def decimal(value: float | None, digits: int = 3) -> str:
+def format_decimal(value: float | None, digits: int = 3) -> str:
     """A number with so many significant digits."""
     return MISSING if value is None else f"{value:.{digits}g}"
 
 
-def power(value: float | None) -> str:
+def format_power(value: float | None) -> str:
     """A small number such as delta as '1e-5', with a minus sign that no line breaks after."""
     return MISSING if value is None else f"{value:.3g}".replace("e-0", "e-").replace("-", "\N{MINUS SIGN}")
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     """Bytes as '12.4 MB'; 1 MB is 1,000,000 bytes."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
@@ -71,18 +71,18 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}{THIN_SPACE}h {minutes % 60:02d}{THIN_SPACE}min"
 
 
-def plural(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """The count with its noun: '1 round', '1,200 rounds'."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
-def bar(text: object, share: float) -> Markup:
+def build_bar(text: object, share: float) -> Markup:
     """A table cell's text over a bar of that share (0 to 1) of the cell's width."""
     width = 100 * min(max(share, 0.0), 1.0)
     return Markup(f'<span class="bar" style="--share:{width:.1f}%">{escape(text)}</span>')
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]], align: str, caption: str) -> Markup:
+def build_table(columns: Sequence[str], rows: Sequence[Sequence[object]], align: str, caption: str) -> Markup:
     """A table whose first column heads its rows.
 
     align: one letter a column, l or r. caption: said by screen readers, not shown.
@@ -109,24 +109,24 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], align: str, 
     )
 
 
-def folded(summary: str, content: Markup, rows: int) -> Markup:
+def fold_content(summary: str, content: Markup, rows: int) -> Markup:
     """Content that a click on `summary` opens. rows: its length; long content is not printed."""
     printed = ' class="printed"' if rows <= PRINTABLE_ROWS else ""
     return Markup(f"<details{printed}><summary>{escape(summary)}</summary>{content}</details>")
 
 
-def numbers(
+def build_numbers_table(
     columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str, align: str = ""
 ) -> Markup:
     """A chart's numbers as a folded table. align: as for table(); '': first column left, others right."""
     align = align or "l" + "r" * (len(columns) - 1)
-    return folded("Numbers", table(columns, rows, align, caption), len(rows))
+    return fold_content("Numbers", build_table(columns, rows, align, caption), len(rows))
 
 
-def panel(title: str, content: Markup, note: str = "", long: bool = False) -> Markup:
+def build_panel(title: str, content: Markup, note: str = "", long: bool = False) -> Markup:
     """A part of the page with a small heading. long: whether it may break across printed pages."""
-    head = element("h3", title) + (element("p", note) if note else "")
-    return element("div", Markup(head + content), "panel long" if long else "panel")
+    head = build_element("h3", title) + (build_element("p", note) if note else "")
+    return build_element("div", Markup(head + content), "panel long" if long else "panel")
 
 
 HALF, WHOLE = 510, 1040
@@ -166,7 +166,7 @@ class Picture:
         """The figure as HTML; of a chart of one value the numbers alone."""
         width, kind = (WHOLE, "wide") if self.wide else (HALF, "half")
         if self.chart.count < 2:
-            return panel(self.title, self.numbers, self.description) if self.numbers else Markup("")
+            return build_panel(self.title, self.numbers, self.description) if self.numbers else Markup("")
         drawn = self.chart.drawn(width, f"{self.title}. {self.description}")
         return Markup(
             f'<figure class="{kind}" id="chart-{self.name}">'
@@ -189,7 +189,7 @@ class Section:
 
     def markup(self) -> Markup:
         parts = "".join(part.markup() if isinstance(part, Picture) else part for part in self.parts)
-        lead = element("p", self.lead, "lead") if self.lead else ""
+        lead = build_element("p", self.lead, "lead") if self.lead else ""
         anchor = escape(self.anchor)
         return Markup(
             f'<section id="{anchor}" aria-labelledby="{anchor}-title">'

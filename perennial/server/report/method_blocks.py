@@ -27,16 +27,16 @@ from perennial.server.report.markup import (
     Markup,
     Picture,
     Section,
-    bar,
-    decimal,
-    element,
+    build_bar,
+    build_element,
+    build_numbers_table,
+    build_panel,
+    build_table,
     escape,
+    format_count,
+    format_decimal,
+    format_percent,
     join,
-    numbers,
-    panel,
-    percent,
-    plural,
-    table,
 )
 from perennial.server.run_record import Measured, Run
 
@@ -77,7 +77,7 @@ class Attack(BaseModel):
     images: list[str] = []
 
 
-def _refused(run: Run, fault: str) -> StateError:
+def _build_error(run: Run, fault: str) -> StateError:
     return StateError(f"{run.folder / 'summary.json'}: {fault}; resume the run to write the file again")
 
 
@@ -87,16 +87,23 @@ def show_personalised_accuracy(values: dict[str, Measured | list[Measured]], run
     longest = max(map(len, lists.values()), default=1)
     tasks = [f"task {task}" for task in range(1, longest)]
     rows = [
-        [site, *map(percent, row[:-1]), *[MISSING] * (longest - len(row)), _bar(row[-1] if row else None)]
+        [
+            site,
+            *map(format_percent, row[:-1]),
+            *[MISSING] * (longest - len(row)),
+            _build_share_bar(row[-1] if row else None),
+        ]
         for site, row in lists.items()
     ]
-    body = table(["site", *tasks, "at the end"], rows, "l" + "r" * longest, "Personalised accuracy")
+    body = build_table(["site", *tasks, "at the end"], rows, "l" + "r" * longest, "Personalised accuracy")
     note = "On the samples that the site held out, of its own model."
-    return Section("Personalised models", [panel("Accuracy of each site's own model", body, note, long=True)])
+    return Section(
+        "Personalised models", [build_panel("Accuracy of each site's own model", body, note, long=True)]
+    )
 
 
-def _bar(share: float | None) -> Markup:
-    return bar(percent(share), share or 0.0)
+def _build_share_bar(share: float | None) -> Markup:
+    return build_bar(format_percent(share), share or 0.0)
 
 
 def show_contribution(shares: dict[str, Share], run: Run) -> Section:
@@ -106,15 +113,24 @@ def show_contribution(shares: dict[str, Share], run: Run) -> Section:
     for site, each in shares.items():
         interval = "not known: the gain itself is in doubt"
         if each.low is not None and each.high is not None:
-            interval = f"{percent(each.low)} to {percent(each.high)}"
+            interval = f"{format_percent(each.low)} to {format_percent(each.high)}"
         reason = each.flag if isinstance(each.flag, str) else "flagged"
-        rows.append([site, _bar(each.share), interval, element("span", reason, "flag") if each.flag else ""])
+        rows.append(
+            [
+                site,
+                _build_share_bar(each.share),
+                interval,
+                build_element("span", reason, "flag") if each.flag else "",
+            ]
+        )
     note = (
         "Share of the run's gain that came with each site's updates. A low value is no fault: rare classes "
         "and late entry lower it. Null update: every update that the site sent was what it had got."
     )
-    body = table(columns, rows, "lrrl", "Contribution")
-    return Section("Contribution values", [panel("Contribution value of each site", body, long=True)], note)
+    body = build_table(columns, rows, "lrrl", "Contribution")
+    return Section(
+        "Contribution values", [build_panel("Contribution value of each site", body, long=True)], note
+    )
 
 
 def show_digest(facts: dict[str, Any], run: Run) -> Section:
@@ -123,35 +139,38 @@ def show_digest(facts: dict[str, Any], run: Run) -> Section:
     plain = {name: value for name, value in facts.items() if name not in groups}
     parts: list[Picture | Markup] = []
     if plain:
-        parts.append(panel("In all", _facts_table(plain, "Digests")))
+        parts.append(build_panel("In all", _build_facts_table(plain, "Digests")))
     for name, group in groups.items():
         if all(isinstance(value, dict) for value in group.values()):
             columns = list(dict.fromkeys(key for value in group.values() for key in value))
-            rows = [[key, *[_fact(value.get(column)) for column in columns]] for key, value in group.items()]
-            facts_of = table(["", *map(_words, columns)], rows, "l" + "r" * len(columns), name)
+            rows = [
+                [key, *[_format_fact(value.get(column)) for column in columns]]
+                for key, value in group.items()
+            ]
+            facts_of = build_table(["", *map(_format_key, columns)], rows, "l" + "r" * len(columns), name)
         else:
-            facts_of = _facts_table(group, name)
-        parts.append(panel(_words(name), facts_of))
+            facts_of = _build_facts_table(group, name)
+        parts.append(build_panel(_format_key(name), facts_of))
     lead = "Mixed, noised features that stand in for sites while they are absent."
     return Section("Digests", parts, lead)
 
 
-def _facts_table(facts: Mapping[str, object], caption: str) -> Markup:
-    rows = [[_words(name), _fact(value)] for name, value in facts.items()]
-    return element("div", table(["", "value"], rows, "lr", caption), "facts-table")
+def _build_facts_table(facts: Mapping[str, object], caption: str) -> Markup:
+    rows = [[_format_key(name), _format_fact(value)] for name, value in facts.items()]
+    return build_element("div", build_table(["", "value"], rows, "lr", caption), "facts-table")
 
 
-def _words(key: str) -> str:
+def _format_key(key: str) -> str:
     return key.replace("_", " ")
 
 
-def _fact(value: object) -> str:
+def _format_fact(value: object) -> str:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return MISSING
     if isinstance(value, float):
-        return decimal(value, 4)
+        return format_decimal(value, 4)
     if isinstance(value, list):
-        return ", ".join(map(_fact, value))
+        return ", ".join(map(_format_fact, value))
     return str(value)
 
 
@@ -167,7 +186,7 @@ def show_attention(weights: dict[str, dict[str, Measured]], run: Run) -> Section
     largest = max((value for row in grid for value in row if value is not None), default=1.0)
     layers = list(weights)
     height = min(100 + 28 * len(weights), 1200)
-    rows = [[layer, *map(decimal, row)] for layer, row in zip(weights, grid, strict=True)]
+    rows = [[layer, *map(format_decimal, row)] for layer, row in zip(weights, grid, strict=True)]
     figure = Picture(
         "attention",
         "Weight of each site in each layer",
@@ -177,15 +196,17 @@ def show_attention(weights: dict[str, dict[str, Measured]], run: Run) -> Section
             sites,
             grid,
             texts,
-            lambda row, column: f"{layers[row]}, {sites[column]}: {decimal(grid[row][column])}",
+            lambda row, column: f"{layers[row]}, {sites[column]}: {format_decimal(grid[row][column])}",
             largest,
             height,
         ),
         wide=True,
-        numbers=numbers(["layer", *sites], rows, "Attention of each layer on each site"),
+        numbers=build_numbers_table(["layer", *sites], rows, "Attention of each layer on each site"),
     )
     warnings = [note for note in run.notes if ATTENTION_WARNING in note]
-    last = f"The journal warns {plural(len(warnings), 'time')}; last in {warnings[-1]}" if warnings else ""
+    last = (
+        f"The journal warns {format_count(len(warnings), 'time')}; last in {warnings[-1]}" if warnings else ""
+    )
     return Section("Attention", [figure], last)
 
 
@@ -212,7 +233,7 @@ def show_clusters(indices: dict[str, Place], run: Run) -> Section:
         "Near points are sites whose data look alike to the method; colour and shape tell the cluster.",
         Curves(curves, *axes, height=420),
         wide=True,
-        numbers=numbers(["cluster", "sites"], rows, "Clusters", "ll"),
+        numbers=build_numbers_table(["cluster", "sites"], rows, "Clusters", "ll"),
     )
     return Section("Clusters", [figure])
 
@@ -223,18 +244,18 @@ def show_attacks(entries: list[Attack], run: Run) -> Section:
     for entry in entries:
         pictures = join(
             [
-                Markup(f'<img src="{_embedded(image, run)}" alt="{escape(entry.name)}, picture {number}">')
+                Markup(f'<img src="{_embed_image(image, run)}" alt="{escape(entry.name)}, picture {number}">')
                 for number, image in enumerate(entry.images, 1)
             ]
         )
-        gallery = element("div", pictures, "gallery") if entry.images else Markup("")
-        parts.append(panel(entry.name, _facts_table(entry.figures, entry.name) + gallery))
+        gallery = build_element("div", pictures, "gallery") if entry.images else Markup("")
+        parts.append(build_panel(entry.name, _build_facts_table(entry.figures, entry.name) + gallery))
     return Section(
         "Attacks", parts, "Attacks that were run against this model. One that fails proves no safety."
     )
 
 
-def _embedded(image: str, run: Run) -> Markup:
+def _embed_image(image: str, run: Run) -> Markup:
     """A picture as a data URI.
 
     Raises StateError unless it is a PNG or JPEG, either as a data URI or as a file in the run folder.
@@ -242,11 +263,11 @@ def _embedded(image: str, run: Run) -> Markup:
     if image.startswith("data:"):
         head, _, body = image.partition(",")
         if head not in {f"data:{kind};base64" for kind in IMAGE_TYPES.values()}:
-            raise _refused(run, f"attacks: images: found {head[:60]!r}, allowed PNG and JPEG in base64")
+            raise _build_error(run, f"attacks: images: found {head[:60]!r}, allowed PNG and JPEG in base64")
         return escape(f"{head},{body}")
     path = (run.folder / image).resolve()
     if not path.is_relative_to(run.folder.resolve()):
-        raise _refused(run, f"attacks: images: found {image!r}, allowed files inside the run folder")
+        raise _build_error(run, f"attacks: images: found {image!r}, allowed files inside the run folder")
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -274,7 +295,9 @@ def show_bounds(met: dict[str, dict[str, int]], run: Run) -> Section:
         "than the others, classes or images unlike theirs, or training that jumps. A fault at the site, or "
         "updates made longer on purpose, look the same here: ask the site."
     )
-    return Section("Bounds on sites", [panel("Who met a bound", table(columns, rows, "lrr", "Bounds"))], note)
+    return Section(
+        "Bounds on sites", [build_panel("Who met a bound", build_table(columns, rows, "lrr", "Bounds"))], note
+    )
 
 
 BLOCKS: dict[str, tuple[Any, Callable[[Any, Run], Section]]] = {
@@ -293,7 +316,7 @@ BLOCKS: dict[str, tuple[Any, Callable[[Any, Run], Section]]] = {
 """Key of summary.json -> (what it must be, the function that shows it), in the order of the page."""
 
 
-def section_of(run: Run, block: str) -> Section | None:
+def report_block(run: Run, block: str) -> Section | None:
     """The section of a summary's block; None if there is none. Raises StateError if it is malformed."""
     content = run.blocks.get(block)
     if not content:
@@ -304,4 +327,4 @@ def section_of(run: Run, block: str) -> Section | None:
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key = ".".join([block, *map(str, fault["loc"])])
-        raise _refused(run, f"{key}: {fault['msg']}, found {str(fault['input'])[:60]!r}") from None
+        raise _build_error(run, f"{key}: {fault['msg']}, found {str(fault['input'])[:60]!r}") from None

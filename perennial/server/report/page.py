@@ -12,7 +12,7 @@ _STOPS = 4
 """Steps between the five colours --scale-0 to --scale-4."""
 
 
-def _looks() -> str:
+def _build_look_rules() -> str:
     rules = []
     for look in range(LINE_STYLES):
         colour = f"var(--c{look + 1})"
@@ -25,7 +25,7 @@ def _looks() -> str:
     return "\n".join(rules)
 
 
-def _shades() -> str:
+def _build_shade_rules() -> str:
     rules = []
     for shade in range(SHADES + 1):
         stop, rest = divmod(shade * _STOPS, SHADES)
@@ -54,9 +54,9 @@ CHARTS = f"""
 .legend {{ display: flex; flex-wrap: wrap; gap: .15rem 1.2rem; margin: 0 0 .5rem; padding: 0;
   list-style: none; font-size: .84rem; }}
 .key {{ width: 22px; height: 10px; margin-right: .4rem; vertical-align: middle; }}
-{_looks()}
+{_build_look_rules()}
 .dot.l4, .dot.l5 {{ fill: none; }}
-{_shades()}
+{_build_shade_rules()}
 """
 
 LIGHT = """
@@ -232,19 +232,19 @@ LEAF = (
 )
 
 
-def _allowed(script: str) -> str:
+def _hash_script(script: str) -> str:
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def page(title: str, kind: str, header: Markup, sections: Sequence[Section], footer: Markup) -> bytes:
+def build_page(title: str, kind: str, header: Markup, sections: Sequence[Section], footer: Markup) -> bytes:
     """A self-contained HTML page, UTF-8.
 
     kind: a word over the title. The page's policy lets exactly its own script run and nothing load
     from anywhere, so that text which slipped through unescaped could still do nothing.
     """
     policy = (
-        f"default-src 'none'; script-src {_allowed(SCRIPT)}; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src {_hash_script(SCRIPT)}; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     links = "".join(f'<li><a href="#{escape(s.anchor)}">{escape(s.title)}</a></li>' for s in sections)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from perennial.server.charts.curves import Curve, Curves, HeatMap
-from perennial.server.charts.frame import Axis, whole_percent
-from perennial.server.measures.calibration import least_samples
+from perennial.server.charts.frame import Axis, format_whole_percent
+from perennial.server.measures.calibration import compute_least_samples
 from perennial.server.measures.record import (
     Calibration,
     ClassMeasures,
@@ -20,17 +20,17 @@ from perennial.server.report.markup import (
     Markup,
     Picture,
     Section,
-    bar,
-    decimal,
-    element,
+    build_bar,
+    build_element,
+    build_numbers_table,
+    build_panel,
+    build_table,
     escape,
-    folded,
+    fold_content,
+    format_count,
+    format_decimal,
+    format_percent,
     join,
-    numbers,
-    panel,
-    percent,
-    plural,
-    table,
 )
 from perennial.server.run_record import Run
 
@@ -66,104 +66,111 @@ WORDS = {
 }
 
 
-def recognition(run: Run) -> Section | None:
+def report_recognition(run: Run) -> Section | None:
     """The section on how well classes are recognised; None if nothing but right answers was counted."""
     measures = run.measures
     if measures is None:
         return None
-    return recognition_section(measures, recognition_parts(measures))
+    return build_recognition_section(measures, build_recognition_parts(measures))
 
 
-def recognition_section(measures: Measures, parts: Sequence[Picture | Markup]) -> Section:
+def build_recognition_section(measures: Measures, parts: Sequence[Picture | Markup]) -> Section:
     """The section on recognition, made of these parts."""
     return Section("What it recognises", parts, _lead(measures))
 
 
-def recognition_parts(measures: Measures) -> list[Picture | Markup]:
+def build_recognition_parts(measures: Measures) -> list[Picture | Markup]:
     """The section's tables and charts, for the report of a run and that of an external validation."""
-    parts: list[Picture | Markup] = [_classes(measures)]
+    parts: list[Picture | Markup] = [_build_class_table(measures)]
     if 1 < len(measures.classes) <= LARGEST_MATRIX:
-        parts.append(_matrix(measures))
-    elif mistakes := _mistakes(measures):
+        parts.append(_draw_confusion(measures))
+    elif mistakes := _build_mistakes_table(measures):
         parts.append(mistakes)
     if measures.calibration.groups:
-        parts.append(_calibration(measures.calibration))
+        parts.append(_draw_calibration(measures.calibration))
     if measures.prediction_sets is not None:
-        parts.append(_sets(measures.prediction_sets))
+        parts.append(_build_sets_table(measures.prediction_sets))
     if measures.operating_points:
-        parts.append(_points_of(measures.operating_points))
+        parts.append(_build_points_table(measures.operating_points))
     if measures.sites:
-        parts.append(_parts("By site", "site", measures.sites))
+        parts.append(_build_parts_table("By site", "site", measures.sites))
     if measures.subgroups:
         column = measures.subgroup_column or "subgroup"
-        parts.append(_parts(f"By {column}", column, measures.subgroups))
+        parts.append(_build_parts_table(f"By {column}", column, measures.subgroups))
     if measures.notes:
-        parts.append(panel("Notes", element("ul", join([element("li", note) for note in measures.notes]))))
+        parts.append(
+            build_panel(
+                "Notes", build_element("ul", join([build_element("li", note) for note in measures.notes]))
+            )
+        )
     return parts
 
 
 def _lead(measures: Measures) -> str:
     alike = {"samples": "samples are independent", "patients": "patients are drawn, with all their samples"}
     return (
-        f"Measured on {plural(measures.samples, 'sample')}, {SOURCES[measures.source]}. Brackets are 95 % "
+        f"Measured on {format_count(measures.samples, 'sample')}, {SOURCES[measures.source]}. "
+        f"Brackets are 95 % "
         f"intervals, for which {alike[measures.interval]}. The class with the lowest sensitivity comes first."
     )
 
 
-def _classes(measures: Measures) -> Markup:
-    rows = [_class_row(each) for each in sorted(measures.classes, key=_worst_first)]
+def _build_class_table(measures: Measures) -> Markup:
+    rows = [_build_class_row(each) for each in sorted(measures.classes, key=_rank_worst_first)]
     whole = [
         "mean of the classes",
         f"{measures.samples:,}",
-        _figure(measures.balanced_accuracy),
+        _format_figure(measures.balanced_accuracy),
         *[MISSING] * 3,
-        _figure(measures.macro_auroc, share=False),
-        _figure(measures.macro_auprc, share=False),
+        _format_figure(measures.macro_auroc, share=False),
+        _format_figure(measures.macro_auprc, share=False),
     ]
     columns = [
         *("class", "samples", "sensitivity", "specificity"),
         *("positive predictive value", "negative predictive value", "AUROC", "AUPRC"),
     ]
-    body = table(columns, [*rows, whole], "lrrrrrrr", "How well each class is recognised")
-    words = element(
-        "dl", join([element("dt", word) + element("dd", text) for word, text in WORDS.items()]), "words"
+    body = build_table(columns, [*rows, whole], "lrrrrrrr", "How well each class is recognised")
+    words = build_element(
+        "dl",
+        join([build_element("dt", word) + build_element("dd", text) for word, text in WORDS.items()]),
+        "words",
     )
-    return panel("Each class", body + folded("What these words mean", words, 1), long=True)
+    return build_panel("Each class", body + fold_content("What these words mean", words, 1), long=True)
 
 
-def _worst_first(measures: ClassMeasures) -> tuple[bool, float]:
+def _rank_worst_first(measures: ClassMeasures) -> tuple[bool, float]:
     value = measures.sensitivity.value
     return value is None, 0.0 if value is None else value
 
 
-def _class_row(measures: ClassMeasures) -> list[object]:
+def _build_class_row(measures: ClassMeasures) -> list[object]:
     sensitivity = measures.sensitivity.value
     name: Markup = escape(measures.name)
     if sensitivity is not None and sensitivity < SELDOM:
         word = "never recognised" if sensitivity == 0 else "seldom recognised"
-        name = join([measures.name, element("span", word, "flag")], " ")
+        name = join([measures.name, build_element("span", word, "flag")], " ")
     return [
         name,
         f"{measures.samples:,}",
-        bar(_figure(measures.sensitivity), sensitivity or 0.0),
-        _figure(measures.specificity),
-        _figure(measures.positive_predictive_value),
-        _figure(measures.negative_predictive_value),
-        _figure(measures.auroc, share=False),
-        _figure(measures.auprc, share=False),
+        build_bar(_format_figure(measures.sensitivity), sensitivity or 0.0),
+        _format_figure(measures.specificity),
+        _format_figure(measures.positive_predictive_value),
+        _format_figure(measures.negative_predictive_value),
+        _format_figure(measures.auroc, share=False),
+        _format_figure(measures.auprc, share=False),
     ]
 
 
-def _figure(measure: Measure, *, share: bool = True) -> Markup:
+def _format_figure(measure: Measure, *, share: bool = True) -> Markup:
     """A figure with its interval, small, beside it."""
     if measure.value is None:
         return escape(MISSING)
-    shown = percent(measure.value, 0) if share else f"{measure.value:.2f}"
+    shown = format_percent(measure.value, 0) if share else f"{measure.value:.2f}"
     interval = measure.interval(100, 0) if share else measure.interval(1, 2)
-    return join([shown, element("span", interval, "interval")], " ") if interval else escape(shown)
+    return join([shown, build_element("span", interval, "interval")], " ") if interval else escape(shown)
 
 
-def _matrix(measures: Measures) -> Picture:
+def _draw_confusion(measures: Measures) -> Picture:
     names = [each.name for each in measures.classes]
     totals = [sum(row) for row in measures.confusion]
     shares = [
@@ -173,7 +180,7 @@ def _matrix(measures: Measures) -> Picture:
     texts = [[f"{cell:,}" if cell else "" for cell in row] for row in measures.confusion]
 
     def tell(row: int, column: int) -> str:
-        cell, share = measures.confusion[row][column], percent(shares[row][column], 0)
+        cell, share = measures.confusion[row][column], format_percent(shares[row][column], 0)
         return f"{names[row]}, called {names[column]}: {cell:,} ({share} of the class)"
 
     height = max(280, min(120 + 34 * len(names), 900))
@@ -185,11 +192,11 @@ def _matrix(measures: Measures) -> Picture:
         "Numbers are samples, the shade is the share of the row.",
         chart=HeatMap(names, names, shares, texts, tell, 1.0, height, ("called", "is")),
         wide=True,
-        numbers=numbers(["is / called", *names], counts, "Confusion matrix: samples"),
+        numbers=build_numbers_table(["is / called", *names], counts, "Confusion matrix: samples"),
     )
 
 
-def _mistakes(measures: Measures) -> Markup | None:
+def _build_mistakes_table(measures: Measures) -> Markup | None:
     names = [each.name for each in measures.classes]
     wrong = [
         (cell, row, column)
@@ -201,14 +208,14 @@ def _mistakes(measures: Measures) -> Markup | None:
         return None
     wrong.sort(key=lambda mistake: (-mistake[0], mistake[1], mistake[2]))
     rows = [
-        [names[row], names[column], f"{cell:,}", percent(cell / sum(measures.confusion[row]), 0)]
+        [names[row], names[column], f"{cell:,}", format_percent(cell / sum(measures.confusion[row]), 0)]
         for cell, row, column in wrong[:MOST_ROWS]
     ]
     columns = ["is", "called", "samples", "share of the class"]
-    return panel("Most frequent mistakes", table(columns, rows, "llrr", "Most frequent mistakes"))
+    return build_panel("Most frequent mistakes", build_table(columns, rows, "llrr", "Most frequent mistakes"))
 
 
-def _calibration(calibration: Calibration) -> Picture:
+def _draw_calibration(calibration: Calibration) -> Picture:
     scaled = calibration.temperature is not None
     curves = {"as the model states it": calibration.groups}
     if scaled:
@@ -219,30 +226,33 @@ def _calibration(calibration: Calibration) -> Picture:
             name,
             [(group.stated, group.right) for group in groups],
             [
-                f"stated {percent(group.stated, 0)}, right {percent(group.right, 0)} "
+                f"stated {format_percent(group.stated, 0)}, right {format_percent(group.right, 0)} "
                 f"of {group.samples:,} answers"
                 for group in groups
             ],
         )
         for name, groups in curves.items()
     ]
-    error = f"Calibration error {_points(calibration.error)} as the model states probabilities"
+    error = f"Calibration error {_format_points(calibration.error)} as the model states probabilities"
     if scaled:
         error += (
-            f", {_points(calibration.scaled_error)} with temperature {decimal(calibration.temperature)}, "
-            f"which {plural(calibration.validation_samples, 'validation sample')} chose"
+            f", {_format_points(calibration.scaled_error)} with temperature "
+            f"{format_decimal(calibration.temperature)}, "
+            f"which {format_count(calibration.validation_samples, 'validation sample')} chose"
         )
     else:
         error += "; nobody held validation samples to fit a temperature with"
     if calibration.by_chance.value is not None:
-        error += f". On as many answers even true probabilities would show {_points(calibration.by_chance)}"
+        error += (
+            f". On as many answers even true probabilities would show {_format_points(calibration.by_chance)}"
+        )
     rows = [
-        [name, percent(group.stated, 0), percent(group.right, 0), f"{group.samples:,}"]
+        [name, format_percent(group.stated, 0), format_percent(group.right, 0), f"{group.samples:,}"]
         for name, groups in curves.items()
         for group in groups
     ]
     columns = ["probabilities", "stated", "right", "answers"]
-    axis = Axis(low=0.0, high=1.02, words=whole_percent)
+    axis = Axis(low=0.0, high=1.02, words=format_whole_percent)
     across, up = "stated probability of the answer", "share of right answers"
     return Picture(
         name="reliability",
@@ -250,18 +260,18 @@ def _calibration(calibration: Calibration) -> Picture:
         description=f"{error}. A point below the line is too sure of itself.",
         chart=Curves([perfect, *drawn], replace(axis, title=across), replace(axis, title=up), height=420),
         wide=True,
-        numbers=numbers(columns, rows, "Reliability of probabilities"),
+        numbers=build_numbers_table(columns, rows, "Reliability of probabilities"),
     )
 
 
-def _points(measure: Measure) -> str:
+def _format_points(measure: Measure) -> str:
     if measure.value is None:
         return MISSING
     return f"{100 * measure.value:.1f} {measure.interval(100, 1)}".rstrip() + " points"
 
 
-def _sets(sets: PredictionSets) -> Markup:
-    coverage = percent(sets.coverage, 0)
+def _build_sets_table(sets: PredictionSets) -> Markup:
+    coverage = format_percent(sets.coverage, 0)
     note = (
         "Beside its answer the model gives the set of all classes that it cannot rule out. Of patients like "
         f"those who calibrated it, the set holds the true class in at least {coverage} of each class, on "
@@ -270,32 +280,32 @@ def _sets(sets: PredictionSets) -> Markup:
     )
     if sets.void:
         note += f" Here this is not guaranteed: {sets.void}."
-    if always := always_in_sets(sets):
+    if always := explain_always_in_sets(sets):
         note += f" {always}"
     if sets.mean_size is not None:
         note += f" The sets of the judged samples have {sets.mean_size:.1f} classes on average."
     rows = [
         [
             name,
-            percent(each.probability, 1) if each.informative else "always in the set",
+            format_percent(each.probability, 1) if each.informative else "always in the set",
             MISSING if each.samples is None else f"{each.samples:,}",
-            _figure(each.covered),
+            _format_figure(each.covered),
         ]
         for name, each in sets.thresholds.items()
     ]
-    body = table(SET_COLUMNS, rows, "lrrr", "Thresholds of prediction sets")
-    return panel(f"Prediction sets, coverage {coverage}", body, note, long=True)
+    body = build_table(SET_COLUMNS, rows, "lrrr", "Thresholds of prediction sets")
+    return build_panel(f"Prediction sets, coverage {coverage}", body, note, long=True)
 
 
-def _points_of(points: Sequence[OperatingPoint]) -> Markup:
+def _build_points_table(points: Sequence[OperatingPoint]) -> Markup:
     rows = [
         [
             each.name,
-            f"{each.by} {percent(each.asked, 1)}",
-            MISSING if each.probability is None else percent(each.probability, 1),
+            f"{each.by} {format_percent(each.asked, 1)}",
+            MISSING if each.probability is None else format_percent(each.probability, 1),
             MISSING if each.samples is None else f"{each.samples:,}",
-            _figure(each.sensitivity),
-            _figure(each.specificity),
+            _format_figure(each.sensitivity),
+            _format_figure(each.specificity),
         ]
         for each in points
     ]
@@ -305,10 +315,12 @@ def _points_of(points: Sequence[OperatingPoint]) -> Markup:
         "class keep the sensitivity, those of the others the specificity. Sensitivity and specificity are "
         "those of the judged samples. Without a probability there were too few to choose by."
     )
-    return panel("Operating points", table(columns, rows, "lrrrrr", "Operating points"), note, long=True)
+    return build_panel(
+        "Operating points", build_table(columns, rows, "lrrrrr", "Operating points"), note, long=True
+    )
 
 
-def always_in_sets(sets: PredictionSets) -> str:
+def explain_always_in_sets(sets: PredictionSets) -> str:
     """A sentence on why some classes are in every prediction set; '' if none is."""
     always = [name for name, each in sets.thresholds.items() if not each.informative]
     if not always:
@@ -316,15 +328,15 @@ def always_in_sets(sets: PredictionSets) -> str:
     verb = "is" if len(always) == 1 else "are"
     return (
         f"{', '.join(always)} {verb} in every set: a threshold for this coverage takes at least "
-        f"{least_samples(sets.coverage)} calibration samples of the class."
+        f"{compute_least_samples(sets.coverage)} calibration samples of the class."
     )
 
 
-def _parts(title: str, kind: str, parts: Mapping[str, PartMeasures]) -> Markup:
+def _build_parts_table(title: str, kind: str, parts: Mapping[str, PartMeasures]) -> Markup:
     ranked = sorted(
         parts.items(), key=lambda part: (part[1].accuracy.value is None, part[1].accuracy.value or 0)
     )
-    rows = [_part_row(name, each) for name, each in ranked[:MOST_ROWS]]
+    rows = [_build_part_row(name, each) for name, each in ranked[:MOST_ROWS]]
     columns = [kind, "samples", "accuracy", "if as elsewhere", "balanced accuracy", "lowest sensitivity"]
     note = (
         "The lowest first. If as elsewhere: the share that would be right if each class were recognised as "
@@ -334,17 +346,17 @@ def _parts(title: str, kind: str, parts: Mapping[str, PartMeasures]) -> Markup:
     )
     if len(ranked) > MOST_ROWS:
         note += f" These are {MOST_ROWS} of {len(ranked):,}; measures.json has all of them."
-    return panel(title, table(columns, rows, "lrrrrl", title), note, long=True)
+    return build_panel(title, build_table(columns, rows, "lrrrrl", title), note, long=True)
 
 
-def _part_row(name: str, part: PartMeasures) -> Sequence[object]:
-    shown = join([name, element("span", "lower", "flag")], " ") if part.lower else escape(name)
-    weakest = f"{part.weakest} ({percent(part.weakest_sensitivity, 0)})" if part.weakest else MISSING
+def _build_part_row(name: str, part: PartMeasures) -> Sequence[object]:
+    shown = join([name, build_element("span", "lower", "flag")], " ") if part.lower else escape(name)
+    weakest = f"{part.weakest} ({format_percent(part.weakest_sensitivity, 0)})" if part.weakest else MISSING
     return [
         shown,
         f"{part.samples:,}",
-        bar(_figure(part.accuracy), part.accuracy.value or 0.0),
-        percent(part.expected, 0),
-        percent(part.balanced_accuracy, 0),
+        build_bar(_format_figure(part.accuracy), part.accuracy.value or 0.0),
+        format_percent(part.expected, 0),
+        format_percent(part.balanced_accuracy, 0),
         weakest,
     ]

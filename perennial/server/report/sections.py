@@ -4,26 +4,26 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from perennial.server.charts.curves import Curve, Curves, HeatMap, Span
-from perennial.server.charts.frame import SHARES, Axis, after_tasks, whole_percent
-from perennial.server.metrics import forgetting
+from perennial.server.charts.frame import SHARES, Axis, build_task_axis, format_whole_percent
+from perennial.server.metrics import compute_forgetting
 from perennial.server.report.markup import (
     Markup,
     Picture,
     Section,
-    bar,
-    decimal,
-    element,
+    build_bar,
+    build_element,
+    build_numbers_table,
+    build_panel,
+    build_table,
     escape,
-    folded,
+    fold_content,
+    format_count,
+    format_decimal,
+    format_percent,
+    format_points,
+    format_power,
+    format_size,
     join,
-    numbers,
-    panel,
-    percent,
-    plural,
-    points,
-    power,
-    size,
-    table,
 )
 from perennial.server.run_record import Claim, Epsilon, RoundEvent, Run, SiteSummary
 
@@ -33,33 +33,45 @@ UNMEASURED = (
 )
 
 
-def accuracy(run: Run) -> Section:
+def report_accuracy(run: Run) -> Section:
     """The section on accuracy after each task, and on what was not measured."""
     cells = [value for row in run.summary.accuracy_matrix for value in row]
     parts: list[Picture | Markup] = []
     if any(value is not None for value in cells):
-        parts = [accuracy_matrix(run), accuracy_over_tasks(run)]
+        parts = [draw_accuracy_matrix(run), draw_accuracy_over_tasks(run)]
     if any(event.accuracy is not None for event in run.rounds):
-        chart = _by_round(run, "accuracy", [event.accuracy for event in run.rounds], percent, SHARES)
+        chart = _plot_by_round(
+            run, "accuracy", [event.accuracy for event in run.rounds], format_percent, SHARES
+        )
         words = "On all classes so far. New classes of a task lower it, until they are learnt."
         parts.append(Picture("accuracy-by-round", "Accuracy in each round", words, chart, wide=True))
     if run.summary.tasks:
-        parts.append(panel("Tasks", _tasks_table(run), "What each task brought, and what is left of it."))
+        parts.append(
+            build_panel("Tasks", _build_tasks_table(run), "What each task brought, and what is left of it.")
+        )
     return Section("Accuracy", parts, UNMEASURED if None in cells else "")
 
 
-def _tasks_table(run: Run) -> Markup:
+def _build_tasks_table(run: Run) -> Markup:
     matrix = run.summary.accuracy_matrix
     rows = []
     for index, (classes, row) in enumerate(zip(run.summary.tasks, matrix, strict=False)):
         learned, kept = row[index] if index < len(row) else None, matrix[-1][index]
         change = None if learned is None or kept is None else kept - learned
-        rows.append([index + 1, ", ".join(classes), percent(learned), percent(kept), points(change)])
+        rows.append(
+            [
+                index + 1,
+                ", ".join(classes),
+                format_percent(learned),
+                format_percent(kept),
+                format_points(change),
+            ]
+        )
     columns = ["task", "classes", "when learned", "at the end", "change (points)"]
-    return table(columns, rows, "llrrr", "Classes of each task and how well they are known")
+    return build_table(columns, rows, "llrrr", "Classes of each task and how well they are known")
 
 
-def accuracy_matrix(run: Run) -> Picture:
+def draw_accuracy_matrix(run: Run) -> Picture:
     """Row t, column i: accuracy on task i after task t."""
     matrix = run.summary.accuracy_matrix
     count = len(matrix)
@@ -76,31 +88,33 @@ def accuracy_matrix(run: Run) -> Picture:
             tasks,
             padded,
             texts,
-            lambda after, task: f"after {after + 1}: {percent(padded[after][task])} on task {task + 1}",
+            lambda after, task: (
+                f"after {after + 1}: {format_percent(padded[after][task])} on task {task + 1}"
+            ),
             largest=1.0,
             height=max(220, min(90 + 56 * count, 560)),
             titles=("accuracy (%) on the classes of task", ""),
         ),
-        numbers=numbers(
+        numbers=build_numbers_table(
             ["after task", *[f"task {t}" for t in tasks]],
-            [[t, *map(percent, row)] for t, row in zip(tasks, padded, strict=True)],
+            [[t, *map(format_percent, row)] for t, row in zip(tasks, padded, strict=True)],
             "Accuracy matrix",
         ),
     )
 
 
-def forgetting_after(matrix: Sequence[Sequence[float | None]]) -> list[float | None]:
+def trace_forgetting(matrix: Sequence[Sequence[float | None]]) -> list[float | None]:
     """Forgetting after each task; None after the first, and where the matrix has holes."""
-    return [forgetting(matrix[:tasks]) for tasks in range(1, len(matrix) + 1)]
+    return [compute_forgetting(matrix[:tasks]) for tasks in range(1, len(matrix) + 1)]
 
 
-def _intervals(run: Run) -> list[tuple[float, float] | None]:
+def _list_intervals(run: Run) -> list[tuple[float, float] | None]:
     """The 95 % intervals of what the sites told, noise included."""
     known = zip(run.summary.federated_accuracy, run.summary.federated_interval, strict=False)
     return [None if a is None or ends is None else (ends[0], ends[1]) for a, ends in known]
 
 
-def accuracy_over_tasks(run: Run) -> Picture:
+def draw_accuracy_over_tasks(run: Run) -> Picture:
     """Curves after each task: accuracy on all classes, on the newest task, at the sites, and forgetting."""
     matrix = run.summary.accuracy_matrix
     at_sites = "at the sites (noised)" if any(run.summary.federated_noise) else "at the sites"
@@ -108,7 +122,7 @@ def accuracy_over_tasks(run: Run) -> Picture:
         "all classes so far": run.summary.average_accuracy,
         "newest task": [row[-1] if row else None for row in matrix],
         at_sites: run.summary.federated_accuracy,
-        "forgetting": forgetting_after(matrix),
+        "forgetting": trace_forgetting(matrix),
     }
     curves = {name: values for name, values in curves.items() if any(value is not None for value in values)}
     tasks = list(range(1, len(matrix) + 1))
@@ -123,21 +137,27 @@ def accuracy_over_tasks(run: Run) -> Picture:
                 Curve(
                     name,
                     [*zip(tasks, values, strict=False)],
-                    [percent(value) for value in values],
-                    intervals=_intervals(run) if name == at_sites else (),
+                    [format_percent(value) for value in values],
+                    intervals=_list_intervals(run) if name == at_sites else (),
                 )
                 for name, values in curves.items()
             ],
-            after_tasks(len(tasks)),
-            Axis(low=min(0.0, lowest) - 0.02, high=1.03, words=whole_percent),
+            build_task_axis(len(tasks)),
+            Axis(low=min(0.0, lowest) - 0.02, high=1.03, words=format_whole_percent),
             height=max(220, min(90 + 56 * len(tasks), 560)),
             together=True,
             place="after task",
         ),
-        numbers=numbers(
+        numbers=build_numbers_table(
             ["after task", *curves],
             [
-                [t, *(percent(values[t - 1] if t <= len(values) else None) for values in curves.values())]
+                [
+                    t,
+                    *(
+                        format_percent(values[t - 1] if t <= len(values) else None)
+                        for values in curves.values()
+                    ),
+                ]
                 for t in tasks
             ],
             "Accuracy and forgetting over tasks",
@@ -145,7 +165,7 @@ def accuracy_over_tasks(run: Run) -> Picture:
     )
 
 
-def training(run: Run) -> Section | None:
+def report_training(run: Run) -> Section | None:
     """The section on training: loss over rounds, and every round in numbers."""
     if not run.rounds:
         return None
@@ -156,17 +176,19 @@ def training(run: Run) -> Section | None:
             f"Skipped for too few valid updates, so that the model stayed as it was: "
             f"{'round' if len(skipped) == 1 else 'rounds'} {', '.join(skipped)}."
         )
-    part: Picture | Markup = panel("Rounds", _rounds_table(run))
+    part: Picture | Markup = build_panel("Rounds", _build_rounds_table(run))
     losses = [event.train_loss for event in run.rounds]
     if any(loss is not None for loss in losses):
-        chart = _by_round(run, "training loss", losses, lambda loss: decimal(loss, 4), Axis(low=0.0))
+        chart = _plot_by_round(
+            run, "training loss", losses, lambda loss: format_decimal(loss, 4), Axis(low=0.0)
+        )
         words = "Mean over the sites that took part; new classes raise it at the start of a task."
         title = "Training loss in each round"
-        part = Picture("train-loss", title, words, chart, wide=True, numbers=_rounds_table(run))
+        part = Picture("train-loss", title, words, chart, wide=True, numbers=_build_rounds_table(run))
     return Section("Training", [part], lead)
 
 
-def _task_spans(rounds: Sequence[RoundEvent]) -> list[Span]:
+def _mark_task_spans(rounds: Sequence[RoundEvent]) -> list[Span]:
     """Every other task is shaded, and each is named over the plot."""
     spans: dict[int, list[int]] = {}
     for event in rounds:
@@ -178,7 +200,7 @@ def _task_spans(rounds: Sequence[RoundEvent]) -> list[Span]:
     ]
 
 
-def _by_round(
+def _plot_by_round(
     run: Run, name: str, values: Sequence[float | None], words: Callable[[float | None], str], up: Axis
 ) -> Curves:
     rounds = run.rounds
@@ -191,10 +213,10 @@ def _by_round(
     )
     first, last = rounds[0].round - 0.5, rounds[-1].round + 0.5
     across = Axis("round", first, last, "{:.0f}".format, whole=True, grid=False)
-    return Curves([curve], across, up, 300, _task_spans(rounds))
+    return Curves([curve], across, up, 300, _mark_task_spans(rounds))
 
 
-def _rounds_table(run: Run) -> Markup:
+def _build_rounds_table(run: Run) -> Markup:
     """The numbers behind every chart over rounds."""
     rows = [
         [
@@ -202,20 +224,20 @@ def _rounds_table(run: Run) -> Markup:
             event.task,
             len(event.participants),
             "skipped" if event.skipped else "",
-            decimal(event.train_loss, 4),
-            percent(event.accuracy),
-            size(event.bytes_up),
-            size(event.bytes_down),
-            decimal(event.seconds),
+            format_decimal(event.train_loss, 4),
+            format_percent(event.accuracy),
+            format_size(event.bytes_up),
+            format_size(event.bytes_down),
+            format_decimal(event.seconds),
         ]
         for event in run.rounds
     ]
     columns = ["round", "task", "sites", "", "training loss", "accuracy", "up", "down", "seconds"]
-    numbers = table(columns, rows, "lrrlrrrrr", "Rounds")
-    return folded(f"All {plural(len(rows), 'round')} in numbers", numbers, len(rows))
+    numbers = build_table(columns, rows, "lrrlrrrrr", "Rounds")
+    return fold_content(f"All {format_count(len(rows), 'round')} in numbers", numbers, len(rows))
 
 
-def _site_names(run: Run) -> list[str]:
+def _list_site_names(run: Run) -> list[str]:
     """Sites of the summary, then those that only the journal names."""
     names = dict.fromkeys(run.summary.sites)
     for event in run.rounds:
@@ -224,26 +246,26 @@ def _site_names(run: Run) -> list[str]:
     return list(names)
 
 
-def sites(run: Run) -> Section | None:
+def report_sites(run: Run) -> Section | None:
     """The section on sites: who took part, who was away, and whose replies were not used and why."""
-    names = _site_names(run)
+    names = _list_site_names(run)
     if not names:
         return None
-    parts: list[Picture | Markup] = [panel("Participation", _sites_table(run, names), long=True)]
-    faults = _faults(run)
+    parts: list[Picture | Markup] = [build_panel("Participation", _build_sites_table(run, names), long=True)]
+    faults = _list_faults(run)
     if faults:
-        found = table(
+        found = build_table(
             ["site", "what", "times", "rounds", "reason"], faults, "lllll", "Replies that were not used"
         )
         note = (
             "Dropped replies came too late, failed, or did not pass the server's checks; refusals are what "
             "sites declined to do under their own policy."
         )
-        parts.append(panel("Replies not used", found, note, long=True))
+        parts.append(build_panel("Replies not used", found, note, long=True))
     return Section("Sites", parts)
 
 
-def _sites_table(run: Run, names: Sequence[str]) -> Markup:
+def _build_sites_table(run: Run, names: Sequence[str]) -> Markup:
     largest = max((site.samples for site in run.summary.sites.values()), default=0)
     total = sum(site.samples for site in run.summary.sites.values())
     absent = Counter(site for event in run.rounds for site in event.absent)
@@ -253,9 +275,9 @@ def _sites_table(run: Run, names: Sequence[str]) -> Markup:
         rows.append(
             [
                 name,
-                bar(f"{site.samples:,}", site.samples / largest if largest else 0),
-                percent(site.samples / total if total else None),
-                bar(f"{site.rounds} of {run.summary.rounds}", site.rounds / max(run.summary.rounds, 1)),
+                build_bar(f"{site.samples:,}", site.samples / largest if largest else 0),
+                format_percent(site.samples / total if total else None),
+                build_bar(f"{site.rounds} of {run.summary.rounds}", site.rounds / max(run.summary.rounds, 1)),
                 absent[name],
                 site.rejected,
                 site.refused,
@@ -271,22 +293,22 @@ def _sites_table(run: Run, names: Sequence[str]) -> Markup:
         "rejected updates",
         "refusals",
     ]
-    return table(columns, rows, "lrrrrrr", "Participation")
+    return build_table(columns, rows, "lrrrrrr", "Participation")
 
 
-def _faults(run: Run) -> list[list[object]]:
+def _list_faults(run: Run) -> list[list[object]]:
     rounds: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
     for event in run.rounds:
         for what, entries in (("dropped", event.dropped), ("refused", event.refused)):
             for entry in entries:
                 rounds[entry.site, what, entry.reason].append(event.round)
     return [
-        [site, what, len(numbers), _ranges(numbers), reason]
+        [site, what, len(numbers), _format_ranges(numbers), reason]
         for (site, what, reason), numbers in rounds.items()
     ]
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def _format_ranges(numbers: Sequence[int]) -> str:
     """Rising numbers as '1 to 4, 7'."""
     spans: list[list[int]] = []
     for number in numbers:
@@ -297,7 +319,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in spans)
 
 
-def privacy(run: Run) -> Section:
+def report_privacy(run: Run) -> Section:
     """The section on privacy: each site's epsilon with its unit, or the statement that there is none."""
     epsilon = run.summary.epsilon
     if epsilon is None:
@@ -311,27 +333,33 @@ def privacy(run: Run) -> Section:
     else:
         lead = (
             f"At the site that has spent most, the privacy loss for one {epsilon.unit} is "
-            f"ε = {decimal(epsilon.value)} at δ = {power(epsilon.delta)} ({epsilon.accountant} accountant)."
+            f"ε = {format_decimal(epsilon.value)} at δ = {format_power(epsilon.delta)} "
+            f"({epsilon.accountant} accountant)."
         )
-    parts: list[Picture | Markup] = [_epsilon_by_site(epsilon)] if len(epsilon.per_site) > 1 else []
+    parts: list[Picture | Markup] = [_build_epsilon_table(epsilon)] if len(epsilon.per_site) > 1 else []
     if epsilon.claim is not None:
-        parts.append(panel("What is claimed", _claim(epsilon, epsilon.claim)))
+        parts.append(build_panel("What is claimed", _build_claim_table(epsilon, epsilon.claim)))
     return Section("Privacy", parts, lead)
 
 
-def _epsilon_by_site(epsilon: Epsilon) -> Markup:
+def _build_epsilon_table(epsilon: Epsilon) -> Markup:
     known = [value for value in epsilon.per_site.values() if value is not None]
     largest = max(known, default=0.0)
     rows = [
-        [site, "infinite" if value is None else bar(decimal(value), value / largest if largest else 0.0)]
+        [
+            site,
+            "infinite"
+            if value is None
+            else build_bar(format_decimal(value), value / largest if largest else 0.0),
+        ]
         for site, value in epsilon.per_site.items()
     ]
-    note = f"Epsilon for one {epsilon.unit}, δ = {power(epsilon.delta)}; smaller is more private."
-    body = table(["site", "ε"], rows, "lr", "Epsilon of each site")
-    return panel("Privacy loss at each site", body, note, long=True)
+    note = f"Epsilon for one {epsilon.unit}, δ = {format_power(epsilon.delta)}; smaller is more private."
+    body = build_table(["site", "ε"], rows, "lr", "Epsilon of each site")
+    return build_panel("Privacy loss at each site", body, note, long=True)
 
 
-def _claim(epsilon: Epsilon, claim: Claim) -> Markup:
+def _build_claim_table(epsilon: Epsilon, claim: Claim) -> Markup:
     """The claim as a table: every word of it, and what it leaves open."""
     rows = [
         ["hides", f"{claim.unit} ({claim.relation})"],
@@ -342,32 +370,33 @@ def _claim(epsilon: Epsilon, claim: Claim) -> Markup:
         rows.append(
             [
                 "typical record",
-                f"ε = {decimal(epsilon.bayesian)} (Bayesian: {claim.bayesian_relation}; outliers are not "
+                f"ε = {format_decimal(epsilon.bayesian)} (Bayesian: {claim.bayesian_relation}; "
+                f"outliers are not "
                 "covered, and it does not compare with the figure above)",
             ]
         )
     rows += [["not covered", item] for item in claim.not_covered]
     rows += [["warning", item] for item in claim.warnings]
-    return element("div", table(["", ""], rows, "ll", "The privacy claim"), "facts-table")
+    return build_element("div", build_table(["", ""], rows, "ll", "The privacy claim"), "facts-table")
 
 
-def origin(run: Run) -> Section:
+def report_origin(run: Run) -> Section:
     """The section on repeating the run: experiment, versions, model hash, and the journal's notes."""
-    code = element("pre", element("code", run.experiment_text))
+    code = build_element("pre", build_element("code", run.experiment_text))
     parts: list[Picture | Markup] = []
     if run.notes:
-        items = join([element("li", note) for note in run.notes])
-        parts.append(panel("Notes of the journal", element("ul", items, "journal"), long=True))
+        items = join([build_element("li", note) for note in run.notes])
+        parts.append(build_panel("Notes of the journal", build_element("ul", items, "journal"), long=True))
     parts.append(
-        panel("experiment.yaml", code, "Every setting of this run, defaults written out.", long=True)
+        build_panel("experiment.yaml", code, "Every setting of this run, defaults written out.", long=True)
     )
-    facts = [["model's tensors, SHA-256", element("code", run.summary.model_sha256)]]
+    facts = [["model's tensors, SHA-256", build_element("code", run.summary.model_sha256)]]
     if run.summary.model_file_sha256 is not None:
-        facts.append(["model.safetensors, SHA-256", element("code", run.summary.model_file_sha256)])
+        facts.append(["model.safetensors, SHA-256", build_element("code", run.summary.model_file_sha256)])
     facts += [[name, escape(version)] for name, version in run.summary.versions.items()]
     note = (
         "The first hash is of the numbers alone: equal for two runs whose models are the same bit for bit. "
         "The second is of the file, as sha256sum shows it; the file also holds class names and settings."
     )
-    parts.append(panel("Versions", table(["what", "version"], facts, "ll", "Versions"), note))
+    parts.append(build_panel("Versions", build_table(["what", "version"], facts, "ll", "Versions"), note))
     return Section("Experiment", parts)

@@ -24,14 +24,14 @@ from perennial.learning.analytic.solve import (
     LinAlgError,
     LinearHead,
     Sums,
-    gaussian,
-    gcv,
-    oracle_shrinkage,
-    ridge,
-    within_class,
+    compute_gcv,
+    estimate_oracle_shrinkage,
+    estimate_within_class,
+    solve_gaussian,
+    solve_ridge,
 )
 from perennial.learning.analytic.statistics import Statistics, SumsForm
-from perennial.models.feature_maps.fixed import FixedFeatures, places_of
+from perennial.models.feature_maps.fixed import FixedFeatures, locate_maps
 from perennial.strategies.analytic.heads import HeadSettings
 from perennial.strategies.analytic.kept import KeptSums
 from perennial.strategies.analytic.statistics_round import StatisticsRound
@@ -67,8 +67,8 @@ class AutomaticHead(HeadSettings):
     widths: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     rows: bool = False
-    """Whether samples are rows of a table: then the sums alone shrink each head, and first() is taken unless
-    another is clearly better."""
+    """Whether samples are rows of a table: then the sums alone shrink each head, and the candidate of
+    choose_first() is taken unless another is clearly better."""
 
     fillers: frozenset[int] = frozenset()
 
@@ -100,10 +100,12 @@ class AutomaticHead(HeadSettings):
     def solved(self, sums: Sums, shrinkage: float) -> LinearHead:
         """Solve candidate number `shrinkage`; its weights on features that it does not see are 0."""
         candidate = self.candidates[int(shrinkage)]
-        places = self._places(sums, candidate.maps)
-        solve = {"gaussian": gaussian, "ridge": _ridge, "ridge, classes alike": _alike}[candidate.kind]
+        places = self._select_places(sums, candidate.maps)
+        solve = {"gaussian": solve_gaussian, "ridge": _solve_ridge, "ridge, classes alike": _solve_alike}[
+            candidate.kind
+        ]
         seen = sums.of_features(places)
-        head = solve(seen, candidate.shrinkage or oracle_shrinkage(seen))
+        head = solve(seen, candidate.shrinkage or estimate_oracle_shrinkage(seen))
         weight = torch.zeros(len(head.bias), len(sums.gram) - 1, dtype=torch.float64)
         weight[:, places] = head.weight
         return LinearHead(weight, head.bias)
@@ -113,14 +115,14 @@ class AutomaticHead(HeadSettings):
         if shrinkage is None or not self.widths:
             return Judge()
         # standardised, a column that is rare at the others outweighs all of them at a site that has it
-        return Judge(places_of(self.widths, self.candidates[int(shrinkage)].maps))
+        return Judge(locate_maps(self.widths, self.candidates[int(shrinkage)].maps))
 
-    def _places(self, sums: Sums, maps: tuple[int, ...]) -> Tensor:
+    def _select_places(self, sums: Sums, maps: tuple[int, ...]) -> Tensor:
         """Indices of these maps' features; of rows without fillers and what is the same in every record.
 
         The latter get no weight anyway, and half of a row's values are so where nothing is missing.
         """
-        places = places_of(self.widths, maps)
+        places = locate_maps(self.widths, maps)
         if not self.rows or not sums.total:
             return places
         places = torch.tensor([place for place in places.tolist() if place not in self.fillers])
@@ -129,16 +131,18 @@ class AutomaticHead(HeadSettings):
         varies = sums.gram.diagonal()[inside] / sums.total - mean.square() > LEAST_VARIANCE
         return places[varies.cpu()] if varies.any() else places
 
-    def first(self, sums: Sums) -> int:
+    def choose_first(self, sums: Sums) -> int:
         """The number of the head that the sums alone give: ridge on the first map, shrunk as gcv prefers.
 
         Raises DataError where the sums have no ridge solution.
         """
-        return self._by_gcv(sums, (0,))[1]
+        return self._choose_by_gcv(sums, (0,))[1]
 
-    def _by_gcv(self, sums: Sums, maps: tuple[int, ...]) -> tuple[float, int]:
+    def _choose_by_gcv(self, sums: Sums, maps: tuple[int, ...]) -> tuple[float, int]:
         """(cross-validated error, number) of the best ridge head on these maps."""
-        errors = gcv(sums.of_features(self._places(sums, maps)), FINE_LAMBDAS, standardise=True)
+        errors = compute_gcv(
+            sums.of_features(self._select_places(sums, maps)), FINE_LAMBDAS, standardise=True
+        )
         error, _, best = min(
             (error, -value, value) for error, value in zip(errors, FINE_LAMBDAS, strict=True)
         )
@@ -147,13 +151,13 @@ class AutomaticHead(HeadSettings):
         kind = "ridge, classes alike" if rare else "ridge"
         return error, self.candidates.index(Candidate(maps, kind, best))
 
-    def _shrunk_by_sums(self, sums: Sums) -> tuple[list[int], dict[int, float]]:
+    def _list_shrunk_by_sums(self, sums: Sums) -> tuple[list[int], dict[int, float]]:
         """(numbers of a table's heads to compare, cross-validated error of the ridge heads among them)."""
         numbers = [n for n, each in enumerate(self.candidates) if each.shrinkage == FROM_SUMS]
         errors = dict[int, float]()
         for maps in {each.maps: None for each in self.candidates}:
             with suppress(DataError):
-                error, number = self._by_gcv(sums, maps)
+                error, number = self._choose_by_gcv(sums, maps)
                 errors[number] = error
         return sorted([*numbers, *errors]), errors
 
@@ -163,7 +167,7 @@ class AutomaticHead(HeadSettings):
         values: dict[int, tuple[float, float]],
         errors: dict[int, float],
     ) -> list[tuple[float, int]]:
-        """`ranked` with first() in front, unless a head is better by over one standard error of the gain.
+        """`ranked` with choose_first() in front, unless a head gains over one standard error of the gain.
 
         A few validation rows tell little of a wider map, of which the sums of all training rows tell much.
         Of wider maps only the ridge head with the least cross-validated error is looked at: it is taken if
@@ -176,7 +180,7 @@ class AutomaticHead(HeadSettings):
         widest = min(errors, key=lambda number: errors[number])
         fall = 1 - errors[widest] / errors[first]
 
-        def wins(number: int) -> bool:
+        def is_better(number: int) -> bool:
             # the same rows judge both, so that the gain varies less than that
             gain, about = values[number][0] - value, math.hypot(doubt, values[number][1])
             if number == widest:
@@ -184,23 +188,23 @@ class AutomaticHead(HeadSettings):
             return self.candidates[number].maps == (0,) and gain > about
 
         others = [number for number in (widest, *(own for _, own in ranked)) if number != first]
-        front = next(filter(wins, others), first)
+        front = next(filter(is_better, others), first)
         return sorted(ranked, key=lambda each: each[1] != front)
 
     def chosen(self, asking: StatisticsRound, sums: Sums) -> float:
         """The number of the candidate that validation samples prefer. Raises as ranked() does."""
-        return float(self.ranked(asking, sums)[0][1])
+        return float(self.rank_heads(asking, sums)[0][1])
 
-    def ranked(self, asking: StatisticsRound, sums: Sums) -> list[tuple[float, int]]:
+    def rank_heads(self, asking: StatisticsRound, sums: Sums) -> list[tuple[float, int]]:
         """(value, number) of the best shrinkage of each head on each set of maps, best first; noted in tried.
 
         Each is judged with its neighbours in shrinkage, [1, 2, 1] / 4, because few samples choose among many.
-        Of rows first() stays in front unless another is better, as _of_rows() says.
+        Of rows choose_first() stays in front unless another is better, as _of_rows() says.
         Where no site has validation samples nothing is chosen: (0, the default). Raises DataError if no site
         answers, or no head can be solved.
         """
         solved, heads = [], []
-        numbers, errors = self._shrunk_by_sums(sums) if self.rows else (range(len(self.candidates)), {})
+        numbers, errors = self._list_shrunk_by_sums(sums) if self.rows else (range(len(self.candidates)), {})
         for number in numbers:
             try:
                 heads.append(self.solved(sums, number))
@@ -209,9 +213,9 @@ class AutomaticHead(HeadSettings):
                 continue
         if not heads:
             raise DataError("head auto: no head can be solved from these sums")
-        correct, total = asking.right_answers(heads)
+        correct, total = asking.ask_right_answers(heads)
         if not int(total.sum()):
-            return [(0.0, self._default(asking, solved, sums))]
+            return [(0.0, self._choose_default(asking, solved, sums))]
         values = {n: self._judged(row, total) for n, row in zip(solved, correct.double(), strict=True)}
         curves: dict[tuple[tuple[int, ...], str], list[int]] = {}
         for number in solved:
@@ -219,19 +223,19 @@ class AutomaticHead(HeadSettings):
             curves.setdefault((candidate.maps, candidate.kind), []).append(number)
         best: list[tuple[float, int]] = []
         for curve in curves.values():
-            smooth = _smoothed([values[number][0] for number in curve])
+            smooth = _smooth([values[number][0] for number in curve])
             best.append(max(zip(smooth, curve, strict=True)))
         ranked = sorted(best, key=lambda found: -found[0])
         if self.rows:
             ranked = self._of_rows(ranked, values, errors)
-        self.tried[:] = [self._told(number, *values[number], sums) for _, number in ranked]
+        self.tried[:] = [self._report_head(number, *values[number], sums) for _, number in ranked]
         return ranked
 
-    def _default(self, asking: StatisticsRound, solved: Sequence[int], sums: Sums) -> int:
-        """Of rows first(); else the Gaussian head on all maps that is the default elsewhere, if solved."""
+    def _choose_default(self, asking: StatisticsRound, solved: Sequence[int], sums: Sums) -> int:
+        """Of rows choose_first(); else the Gaussian head on all maps, the default elsewhere, if solved."""
         usual = Candidate(tuple(range(len(self.widths))), "gaussian", float(DEFAULT_SHRINKAGE["gaussian"]))
         number = next((n for n in solved if self.candidates[n] == usual), solved[0])
-        if self.rows and (first := self.first(sums)) in solved:
+        if self.rows and (first := self.choose_first(sums)) in solved:
             number = first
         taken = self.candidates[number]
         note = (
@@ -252,10 +256,10 @@ class AutomaticHead(HeadSettings):
         error = float((kept * (1 - kept) / total[judged]).sum().sqrt() / int(judged.sum()))
         return float((correct[judged] / total[judged]).mean()), error
 
-    def _told(self, number: int, value: float, error: float, sums: Sums) -> dict[str, Any]:
+    def _report_head(self, number: int, value: float, error: float, sums: Sums) -> dict[str, Any]:
         candidate = self.candidates[number]
-        seen, grid = sums.of_features(self._places(sums, candidate.maps)), KINDS[candidate.kind]
-        shrinkage = candidate.shrinkage or round(oracle_shrinkage(seen), 4)
+        seen, grid = sums.of_features(self._select_places(sums, candidate.maps)), KINDS[candidate.kind]
+        shrinkage = candidate.shrinkage or round(estimate_oracle_shrinkage(seen), 4)
         if self.rows:
             grid = FINE_LAMBDAS
         return {
@@ -268,22 +272,22 @@ class AutomaticHead(HeadSettings):
         }
 
 
-def _smoothed(values: list[float]) -> list[float]:
+def _smooth(values: list[float]) -> list[float]:
     padded = [values[0], *values, values[-1]]
     return [(a + 2 * b + c) / 4 for a, b, c in zip(padded, padded[1:], padded[2:], strict=False)]
 
 
-def _ridge(sums: Sums, shrinkage: float) -> LinearHead:
-    return ridge(sums, shrinkage, standardise=True)
+def _solve_ridge(sums: Sums, shrinkage: float) -> LinearHead:
+    return solve_ridge(sums, shrinkage, standardise=True)
 
 
-def _alike(sums: Sums, shrinkage: float) -> LinearHead:
+def _solve_alike(sums: Sums, shrinkage: float) -> LinearHead:
     """Ridge as if every class had as many samples, spread as all classes are on average.
 
     Sums of each class's products would say how each is spread; they are as many times larger as there are
     classes. Raises DataError when there are not more samples than classes.
     """
-    means, covariance, held = within_class(sums)
+    means, covariance, held = estimate_within_class(sums)
     each = sums.total / len(means)
     rows = torch.cat([means, torch.full_like(means[:, :1], sums.constant)], dim=1)
     gram = each * rows.T @ rows
@@ -291,7 +295,7 @@ def _alike(sums: Sums, shrinkage: float) -> LinearHead:
     own = torch.zeros_like(sums.sums)
     own[held] = each * rows
     counts = torch.where(held, torch.full_like(sums.counts, each), torch.zeros_like(sums.counts))
-    head = ridge(replace(sums, gram=gram, sums=own, counts=counts), shrinkage, standardise=True)
+    head = solve_ridge(replace(sums, gram=gram, sums=own, counts=counts), shrinkage, standardise=True)
     return LinearHead(head.weight, torch.where(held.cpu(), head.bias, torch.full_like(head.bias, NEVER)))
 
 
@@ -316,11 +320,11 @@ class MapChoice:
         if not self.there:
             return self.whole
         widths = self.whole.widths
-        return self.whole.only(
+        return self.whole.select_maps(
             self.chosen or [max(slot, key=lambda place: widths[place]) for slot in self.whole.slots]
         )
 
-    def chosen_by(self, asking: StatisticsRound, settings: HeadSettings, classes: range) -> bool:
+    def choose_maps(self, asking: StatisticsRound, settings: HeadSettings, classes: range) -> bool:
         """Choose the maps unless they are chosen; returns whether they are now, else warnings say why not."""
         if self.there and self.chosen is None:
             assert isinstance(settings, AutomaticHead)
@@ -340,23 +344,25 @@ class MapChoice:
         found: dict[int, int] = {}
         self.tried = []
         for slot in self.whole.alternatives:
-            rounds = {place: self._alone(asking, place) for place in slot}
-            sums = {place: _sums(rounds[place], classes) for place in self._in_order(asking, rounds)}
+            rounds = {place: self._limit_to_map(asking, place) for place in slot}
+            sums = {
+                place: _collect_sums(rounds[place], classes) for place in self._order_rounds(asking, rounds)
+            }
             ranked: list[tuple[float, int]] = []
             rows: dict[int, list[dict[str, Any]]] = {}
             for place in slot:
                 width, name = self.whole.widths[place], self.whole.facts[place]["map"]
-                alone = self.whole.only([place])
+                alone = self.whole.select_maps([place])
                 own = settings.over([width], [name], alone.of_rows, alone.fillers)
                 known = range(asking.request.stamp.num_classes)
-                ranked.append((own.ranked(rounds[place], Sums.of(sums[place].over(known)))[0][0], place))
+                ranked.append((own.rank_heads(rounds[place], Sums.of(sums[place].over(known)))[0][0], place))
                 rows[place] = own.tried[:1]
             ranked.sort(key=lambda each: -each[0])
             found |= dict.fromkeys(slot, ranked[0][1])
             self.tried += [row for _, place in ranked for row in rows[place]]
         self.chosen = [found.get(slot[0], slot[0]) for slot in self.whole.slots]
 
-    def over_all_maps(self, head: LinearHead) -> LinearHead:
+    def expand_head(self, head: LinearHead) -> LinearHead:
         """The same head over the features of every map, as the run's model has them; 0 for unchosen ones."""
         if not self.there:
             return head
@@ -364,7 +370,7 @@ class MapChoice:
         weight = torch.zeros(len(head.bias), self.whole.width, dtype=torch.float64)
         # all maps share the length that the chosen ones share in the sums
         longer = math.sqrt(len(self.whole.maps) / len(self.chosen))
-        weight[:, self.whole.places_of(self.chosen)] = longer * head.weight
+        weight[:, self.whole.locate_selected(self.chosen)] = longer * head.weight
         return LinearHead(weight, head.bias)
 
     def state(self) -> dict[str, Any]:
@@ -375,18 +381,20 @@ class MapChoice:
         if "maps" in state:
             self.chosen, self.tried = state["maps"]["chosen"], list(state["maps"]["tried"])
 
-    def _alone(self, asking: StatisticsRound, place: int) -> StatisticsRound:
+    def _limit_to_map(self, asking: StatisticsRound, place: int) -> StatisticsRound:
         assert self.whole is not None
-        alone = self.whole.only([place])
+        alone = self.whole.select_maps([place])
         return replace(asking, features=alone.content, form=SumsForm(alone.width + 1))
 
-    def _in_order(self, asking: StatisticsRound, rounds: dict[int, StatisticsRound]) -> Sequence[int]:
+    def _order_rounds(self, asking: StatisticsRound, rounds: dict[int, StatisticsRound]) -> Sequence[int]:
         """The alternatives, first the one whose masked sum sites were asked to open and did not."""
         pending = None if asking.masked is None else asking.masked.store.pending
-        return sorted(rounds, key=lambda place: pending is None or rounds[place].about(1) != pending.model)
+        return sorted(
+            rounds, key=lambda place: pending is None or rounds[place].hash_subject(1) != pending.model
+        )
 
 
-def _sums(asking: StatisticsRound, classes: range) -> Statistics:
+def _collect_sums(asking: StatisticsRound, classes: range) -> Statistics:
     """What the sites' sums of the first task add up to. Raises DataError where fewer answer than must."""
     kept = KeptSums()
     for sites, statistics in asking.of_sites([*asking.request.sites], 1, classes):

@@ -18,7 +18,7 @@ Counts = dict[str, list[int]]
 """site -> its samples of each of a task's classes."""
 
 
-def weights_of(counts: Mapping[str, list[int]], classes: range) -> list[int]:
+def compute_class_weights(counts: Mapping[str, list[int]], classes: range) -> list[int]:
     """The weight of one sample of each class, in steps of 2^-20; 0 for a class that nobody holds."""
     totals = [sum(row[place] for row in counts.values()) for place in range(len(classes))]
     return [round(WEIGHT / total) if total else 0 for total in totals]
@@ -41,25 +41,25 @@ class BalancedSums:
         counts = self.counts.setdefault(task, {})
         here = asking.request.sites
         missing = [site for site in here if site not in counts]
-        told = asking.class_counts(missing, task, classes) if missing else {}
+        told = asking.ask_class_counts(missing, task, classes) if missing else {}
         away = counts.keys() - set(here)
-        exact = weights_of(counts | told, classes)
+        exact = compute_class_weights(counts | told, classes)
         if not told and (away or exact == self.weights.get(task)):
             return
-        if not away and self._asked_all(asking, task, classes, counts | told):
+        if not away and self._ask_all(asking, task, classes, counts | told):
             return
         joined = {site: row for site, row in told.items() if site not in asking.failed}
         if joined:
             self._joined(asking, task, classes, joined)
 
-    def _asked_all(self, asking: StatisticsRound, task: int, classes: range, counts: Counts) -> bool:
+    def _ask_all(self, asking: StatisticsRound, task: int, classes: range, counts: Counts) -> bool:
         """Whether every site that counts sent sums with the weights of all, which then stand.
 
         False where one that had sent its sums before does not send them now: those stay as they are.
         """
         before = self.counts[task]
         while counts:
-            weights = weights_of(counts, classes)
+            weights = compute_class_weights(counts, classes)
             if counts.keys() == before.keys() and weights == self.weights.get(task):
                 return True
             fresh = self._sent(asking, task, classes, counts, weights)
@@ -78,10 +78,10 @@ class BalancedSums:
 
     def _joined(self, asking: StatisticsRound, task: int, classes: range, told: Counts) -> None:
         """Sums of sites that come while others are away, with the weights that all together would have."""
-        weights = weights_of(self.counts[task] | told, classes)
+        weights = compute_class_weights(self.counts[task] | told, classes)
         kept = self.kept.setdefault(task, KeptSums())
-        for site, statistics in asking.statistics(list(told), task, classes, weights):
-            if self._fits(asking, site, statistics, told[site], weights):
+        for site, statistics in asking.ask_statistics(list(told), task, classes, weights):
+            if self._admit_sums(asking, site, statistics, told[site], weights):
                 kept.add(task, [site], statistics)
                 self.counts[task][site] = told[site]
         # a class counts between once and twice now; once, when all are there and asked again
@@ -94,20 +94,20 @@ class BalancedSums:
         self, asking: StatisticsRound, task: int, classes: range, counts: Counts, weights: list[int]
     ) -> KeptSums:
         fresh = KeptSums()
-        for site, statistics in asking.statistics(list(counts), task, classes, weights):
-            if self._fits(asking, site, statistics, counts[site], weights):
+        for site, statistics in asking.ask_statistics(list(counts), task, classes, weights):
+            if self._admit_sums(asking, site, statistics, counts[site], weights):
                 fresh.add(task, [site], statistics)
         return fresh
 
     @staticmethod
-    def _fits(
+    def _admit_sums(
         asking: StatisticsRound, site: str, statistics: Statistics, told: list[int], weights: list[int]
     ) -> bool:
         """Whether sums are of no more samples than the site told; else it is dropped by name."""
         most = [count * weight for count, weight in zip(told, weights, strict=True)]
         fits = all(count <= limit for count, limit in zip(statistics.counts.tolist(), most, strict=True))
         if not fits:
-            asking.dropped(site, "StatisticsReply: statistics: counts: more samples than the site had told")
+            asking.drop_site(site, "StatisticsReply: statistics: counts: more samples than the site had told")
         return fits
 
     def has(self, task: int, site: str) -> bool:

@@ -11,7 +11,7 @@ from perennial.config.secure_words import share_of_noise
 from perennial.foundation.errors import ProtocolError
 from perennial.learning.analytic.compact import read_compact
 from perennial.learning.analytic.noised import NoisedSums
-from perennial.learning.analytic.statistics import Statistics, SumsForm, unpacked
+from perennial.learning.analytic.statistics import Statistics, SumsForm, unpack_triangle
 from perennial.models.feature_maps.projection import CONSTANT, CONSTANT_STEPS, GRID, RADIUS, RADIUS_SQUARED
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noised_sums import SumsNoise
@@ -28,7 +28,7 @@ def read_statistics(tensors: Tensors, form: SumsForm, classes: range) -> Statist
     Raises ProtocolError naming the tensor that is missing, unknown, of another shape or another type.
     """
     tensors = Tensors(read_compact(tensors, form, classes))
-    shapes = form.shapes(len(classes))
+    shapes = form.list_shapes(len(classes))
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if found != shapes:
         raise ProtocolError(f"StatisticsReply: statistics: found {found}, expected {shapes}")
@@ -48,22 +48,22 @@ def check_exact(found: Statistics, weight: list[int] | None = None, sites: int =
     counts = found.counts
     most = sites * MAX_EXAMPLES * (1 if weight is None else max(weight, default=0))
     if bool((counts < 0).any()) or bool((counts > most).any()):
-        raise _false("counts", "below 0 or beyond what a site can hold")
+        raise _make_error("counts", "below 0 or beyond what a site can hold")
     if weight is not None and any(
         count % share if share else count for count, share in zip(counts.tolist(), weight, strict=True)
     ):
-        raise _false("counts", "no multiples of the class weights")
+        raise _make_error("counts", "no multiples of the class weights")
     reach = counts[:, None] * GRID
     # abs() of the least integer is itself, and below 0
     if bool((found.sums > reach).any()) or bool((found.sums < -reach).any()):
-        raise _false("sums", "a sum beyond what its samples can reach")
+        raise _make_error("sums", "a sum beyond what its samples can reach")
     if not torch.equal(found.sums[:, -1], counts * CONSTANT_STEPS):
-        raise _false("sums", "a constant that is not the constant's")
-    last = _diagonal_indices(found.width) + torch.arange(found.width - 1, -1, -1)
+        raise _make_error("sums", "a constant that is not the constant's")
+    last = _locate_diagonal(found.width) + torch.arange(found.width - 1, -1, -1)
     if not torch.equal(found.gram[last], found.sums.sum(dim=0) * CONSTANT_STEPS):
-        raise _false("gram", "products with the constant that are not the sums times it")
-    if fault := fault_of(found):
-        raise _false("gram, sums, counts", fault)
+        raise _make_error("gram", "products with the constant that are not the sums times it")
+    if fault := find_fault(found):
+        raise _make_error("gram, sums, counts", fault)
 
 
 class Deviations(Protocol):
@@ -84,9 +84,9 @@ def check_noised(found: Statistics, noise: Deviations, sites: int = 1) -> None:
     """
     check_range(found)
     if int(found.counts.max()) > (sites * MAX_EXAMPLES + DEVIATIONS * noise.counts) * GRID:
-        raise _false("counts", "beyond what a site can hold")
-    if fault := fault_under_noise(found, noise):
-        raise _false("gram, sums, counts", fault)
+        raise _make_error("counts", "beyond what a site can hold")
+    if fault := find_fault_under_noise(found, noise):
+        raise _make_error("gram, sums, counts", fault)
 
 
 def check_range(found: Statistics) -> None:
@@ -98,24 +98,24 @@ def check_range(found: Statistics) -> None:
             raise ProtocolError(f"StatisticsReply: statistics: {name}: found 2^56 steps or more")
 
 
-def _diagonal_indices(width: int) -> torch.Tensor:
+def _locate_diagonal(width: int) -> torch.Tensor:
     """Where each row of a packed upper triangle begins."""
     rows = torch.arange(width)
     return rows * width - rows * (rows - 1) // 2
 
 
-def _false(name: str, what: str) -> ProtocolError:
+def _make_error(name: str, what: str) -> ProtocolError:
     return ProtocolError(f"StatisticsReply: statistics: {name}: found {what}; no samples have such sums")
 
 
-def sums_form(features: int, privacy: PrivacyConfig) -> SumsForm:
+def choose_sums_form(features: int, privacy: PrivacyConfig) -> SumsForm:
     """The form of the sums of `features` features; under privacy without constant, maybe without products."""
     if not privacy.enabled:
         return SumsForm(features + 1)
     return SumsForm(features, products=privacy.blocks[0] > 0)
 
 
-def noise_of_one(width: int, experiment: Experiment) -> SumsNoise | None:
+def compute_site_noise(width: int, experiment: Experiment) -> SumsNoise | None:
     """The noise on one site's sums of a task; None without privacy. width: of a row of sums."""
     privacy = experiment.privacy
     if not privacy.enabled or privacy.noise_multiplier is None:
@@ -124,7 +124,7 @@ def noise_of_one(width: int, experiment: Experiment) -> SumsNoise | None:
     return SumsNoise.of(multiplier, width, privacy.blocks, RADIUS_SQUARED)
 
 
-def noised_total(
+def attach_noise(
     total: Statistics, contributions: Mapping[int, Mapping[str, Any]], services: RunContext
 ) -> tuple[NoisedSums, list[str]]:
     """(the total with its noise, warnings about classes that may be noise alone).
@@ -134,11 +134,11 @@ def noised_total(
     contributions: task -> the sites whose sums are in the total.
     """
     privacy, classes = services.experiment.privacy, total.classes
-    one = noise_of_one(total.width, services.experiment)
+    one = compute_site_noise(total.width, services.experiment)
     assert one is not None
     releases = torch.zeros(len(classes), dtype=torch.float64)
     for task, sites in contributions.items():
-        of_task = services.schedule.classes_of(task)
+        of_task = services.schedule.list_classes(task)
         releases[of_task.start - classes.start : of_task.stop - classes.start] += len(sites)
     root, every = releases.sqrt(), sum(len(sites) for sites in contributions.values())
     products = one.gram * every**0.5 if privacy.blocks[0] else 0.0
@@ -157,7 +157,7 @@ DEVIATIONS = 8.0
 """Standard deviations that noise is allowed: beyond them one honest value of 10^15 lies."""
 
 
-def least_trace(features: int) -> float:
+def compute_least_trace(features: int) -> float:
     """Least trace of the products of one record of `features` features and the constant; the largest is 1.
 
     Each value is rounded towards zero to 2^-16, and lengths are computed in single precision.
@@ -166,16 +166,16 @@ def least_trace(features: int) -> float:
     return CONSTANT**2 + shortest**2 - 2.0**-20
 
 
-def fault_of(found: Statistics) -> str:
+def find_fault(found: Statistics) -> str:
     """Why no records can have such sums, in words; '' if some could.
 
     Does not check the constant's sums and the counts, which are checked in whole numbers elsewhere. Weighted
     sums are compared with their weighted counts.
     """
     counts, features = found.counts.double(), found.width - 1
-    sums, gram = found.sums.double() / GRID, unpacked(found.gram, found.width)
+    sums, gram = found.sums.double() / GRID, unpack_triangle(found.gram, found.width)
     trace, total = float(gram.trace()), float(counts.sum())
-    least, most = total * least_trace(features), total * (1 + 1e-12)
+    least, most = total * compute_least_trace(features), total * (1 + 1e-12)
     if not least <= trace <= most:
         return f"a trace of {trace:.6g}, where that many records have {least:.6g} to {most:.6g}"
     lengths = torch.linalg.vector_norm(sums[:, :-1], dim=1)
@@ -188,7 +188,7 @@ def fault_of(found: Statistics) -> str:
     return "" if _is_positive(within) else "products of features that are no sum of squares"
 
 
-def fault_under_noise(found: Statistics, noise: Deviations) -> str:
+def find_fault_under_noise(found: Statistics, noise: Deviations) -> str:
     """Why no records can have such noised sums, in words; '' if some could, within DEVIATIONS of the noise.
 
     found: sums without the constant, counts in steps of 2^-16; gram may be empty.
@@ -203,11 +203,11 @@ def fault_under_noise(found: Statistics, noise: Deviations) -> str:
         return "the sum of a class longer than its records can make it, beyond the noise"
     if not found.gram.numel():
         return ""
-    gram, total = unpacked(found.gram, features), float(counts.sum())
+    gram, total = unpack_triangle(found.gram, features), float(counts.sum())
     doubt = DEVIATIONS * (noise.gram * math.sqrt(features) + noise.counts * math.sqrt(len(counts)))
     # products were rounded to 2^-17 before noise was added
     rounded = features / GRID * max(total, 1.0)
-    least = total * (least_trace(features) - CONSTANT**2) - doubt - rounded
+    least = total * (compute_least_trace(features) - CONSTANT**2) - doubt - rounded
     most = total / 2 + doubt
     trace = float(gram.trace())
     if not least <= trace <= most:

@@ -27,14 +27,14 @@ def work(sites: int, width: int) -> float:
     return sites * sites * used**3 / 3 + (10 * width**3 if width > WIDEST else 0)
 
 
-def basis_of(total: Sums, widest: int = WIDEST) -> Tensor | None:
+def compute_basis(total: Sums, widest: int = WIDEST) -> Tensor | None:
     """(d, widest) leading eigenvectors of the matrix of products; None if d is at most `widest`."""
     if len(total.gram) - 1 <= widest:
         return None
     return torch.linalg.eigh(total.gram[:-1, :-1])[1][:, -widest:]
 
 
-def turned(sums: Sums, basis: Tensor | None) -> Sums:
+def project_sums(sums: Sums, basis: Tensor | None) -> Sums:
     """The sums of features projected to a basis, with the constant unchanged; basis None: the same sums."""
     if basis is None:
         return sums
@@ -47,7 +47,7 @@ def turned(sums: Sums, basis: Tensor | None) -> Sums:
     return Sums(gram, rows, sums.counts, sums.constant)
 
 
-def sums_by_site(kept: KeptSums, classes: range, judge: Judge = EVERYTHING) -> dict[str, Sums]:
+def gather_site_sums(kept: KeptSums, classes: range, judge: Judge = EVERYTHING) -> dict[str, Sums]:
     """site -> its sums of all tasks, of the features that `judge` sees, projected to WIDEST if they are more.
 
     One site's sums are in memory at a time beside the projected ones. Raises DataError if there are none;
@@ -55,21 +55,21 @@ def sums_by_site(kept: KeptSums, classes: range, judge: Judge = EVERYTHING) -> d
     """
     if kept.total is None:
         raise DataError("cross-site table: no site has sent sums yet")
-    basis = basis_of(judge.seen(Sums.of(kept.total.over(classes))))
+    basis = compute_basis(judge.seen(Sums.of(kept.total.over(classes))))
     found: dict[str, Sums] = {}
     for site in kept.sites:
         own = kept.of_site(site, classes)
         if own is not None and own.samples:
-            found[site] = turned(judge.seen(Sums.of(own)), basis)
+            found[site] = project_sums(judge.seen(Sums.of(own)), basis)
     return found
 
 
-def block_of(kept: KeptSums, classes: range, judge: Judge = EVERYTHING) -> dict[str, Any]:
+def build_block(kept: KeptSums, classes: range, judge: Judge = EVERYTHING) -> dict[str, Any]:
     """The `cross_site` block of summary.json. Raises DataError if it cannot be made.
 
     sites: site -> {apart, skill, given, marked, benefit: {other: share}}.
     """
-    sites = sums_by_site(kept, classes, judge)
+    sites = gather_site_sums(kept, classes, judge)
     assert kept.total is not None
     width = kept.total.width - 1 if judge.places is None else len(judge.places)
     # what was projected has neither the run's features nor, so, its shrinkage
@@ -89,35 +89,35 @@ def block_of(kept: KeptSums, classes: range, judge: Judge = EVERYTHING) -> dict[
     }
 
 
-def block_or_none(kept: KeptSums, classes: range, judge: Judge = EVERYTHING) -> dict[str, Any]:
+def try_build_block(kept: KeptSums, classes: range, judge: Judge = EVERYTHING) -> dict[str, Any]:
     """The `cross_site` block; {} if it cannot be made, as for weighted sums, which are kept elsewhere."""
     if kept.folder is None:
         return {}
     try:
-        return block_of(kept, classes, judge)
+        return build_block(kept, classes, judge)
     except (DataError, LinAlgError):
         return {}
 
 
-def in_short(block: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def summarise_block(block: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The table for the journal: site -> {skill, given, marked, benefit}, without the classes."""
     return {
         site: {
-            "skill": _rounded(row["skill"]),
-            "given": _rounded(row["given"]),
+            "skill": _round_value(row["skill"]),
+            "given": _round_value(row["given"]),
             "marked": row["marked"],
-            "benefit": {other: _rounded(value) for other, value in row["benefit"].items()},
+            "benefit": {other: _round_value(value) for other, value in row["benefit"].items()},
         }
         for site, row in block["sites"].items()
     }
 
 
-def marked(block: Mapping[str, Any]) -> set[str]:
+def find_marked(block: Mapping[str, Any]) -> set[str]:
     """Names of the sites that a table marks."""
     return {site for site, row in block.get("sites", {}).items() if row["marked"]}
 
 
-def sentences(block: dict[str, Any]) -> list[str]:
+def describe_marked(block: dict[str, Any]) -> list[str]:
     """A sentence for each marked site, for the journal."""
     return [
         f"site {name} contradicts the others: {row['marked']}. Other habits of labelling, a mistake "
@@ -127,5 +127,5 @@ def sentences(block: dict[str, Any]) -> list[str]:
     ]
 
 
-def _rounded(value: float | None) -> float | None:
+def _round_value(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.3g}")

@@ -6,11 +6,18 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from perennial.config.strategies import GAMMAS, LAMBDAS, shrinkage_of
+from perennial.config.strategies import GAMMAS, LAMBDAS, find_shrinkage
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.cross_site import Judge
-from perennial.learning.analytic.noised import NoisedSums, noised_gaussian
-from perennial.learning.analytic.solve import HeadName, LinearHead, Sums, best_by_gcv, gaussian, ridge
+from perennial.learning.analytic.noised import NoisedSums, solve_noised_gaussian
+from perennial.learning.analytic.solve import (
+    HeadName,
+    LinearHead,
+    Sums,
+    choose_by_gcv,
+    solve_gaussian,
+    solve_ridge,
+)
 from perennial.strategies.analytic.statistics_round import StatisticsRound
 
 Shrinkage = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["validation", "gcv"]
@@ -52,10 +59,10 @@ class HeadSettings:
         if shrinkages is not None and (not shrinkages or min(shrinkages) <= 0):
             raise ValueError(f"shrinkages: found {shrinkages}, allowed one number above 0 or more")
         tried = shrinkages or (GAMMAS if head == "gaussian" else LAMBDAS)
-        chosen = shrinkage_of({"head": head, "shrinkage": shrinkage})
+        chosen = find_shrinkage({"head": head, "shrinkage": shrinkage})
         return cls(head, chosen, tuple(sorted(tried)), standardise, shrinkage)
 
-    def asks_again(self, shrinkage: float | None) -> bool:
+    def needs_asking_again(self, shrinkage: float | None) -> bool:
         """Whether samples of all sites choose or weigh the head, so that a withdrawal asks the others again.
 
         shrinkage: a given one, in place of what samples choose; None: none is given.
@@ -87,30 +94,30 @@ class HeadSettings:
                 "noise's own size exceeds where it must, and false"
             )
 
-    def solved_with_noise(self, sums: NoisedSums) -> LinearHead:
+    def solve_with_noise(self, sums: NoisedSums) -> LinearHead:
         """Solve the head of noised sums."""
         if self.head == "gaussian":
-            return noised_gaussian(sums)
-        return ridge(sums.for_ridge(), float(self.shrinkage))
+            return solve_noised_gaussian(sums)
+        return solve_ridge(sums.prepare_for_ridge(), float(self.shrinkage))
 
     def solved(self, sums: Sums, shrinkage: float) -> LinearHead:
         """Solve the head of these sums with this shrinkage."""
         if self.head == "gaussian":
-            return gaussian(sums, shrinkage)
-        return ridge(sums, shrinkage, self.standardise)
+            return solve_gaussian(sums, shrinkage)
+        return solve_ridge(sums, shrinkage, self.standardise)
 
     def judge(self, shrinkage: float | None) -> Judge:
         """The ridge head by which sites judge each other. shrinkage: of the run's head; None: it has none."""
         return Judge() if self.head != "ridge" or self.standardise else Judge(None, shrinkage)
 
-    def without_asking(self, sums: Sums) -> float:
+    def choose_without_asking(self, sums: Sums) -> float:
         """The given shrinkage, or the one by gcv. Raises ConfigError if validation samples should choose."""
         if self.shrinkage == "validation":
             raise ConfigError(
                 "strategy.shrinkage: found 'validation', which asks the sites; allowed a number"
             )
         if self.shrinkage == "gcv":
-            return best_by_gcv(sums, self.shrinkages, self.standardise)
+            return choose_by_gcv(sums, self.shrinkages, self.standardise)
         return float(self.shrinkage)
 
     def chosen(self, asking: StatisticsRound, sums: Sums) -> float:
@@ -119,9 +126,9 @@ class HeadSettings:
         Raises DataError if validation samples should choose and no site has any.
         """
         if self.shrinkage != "validation":
-            return self.without_asking(sums)
+            return self.choose_without_asking(sums)
         heads = [self.solved(sums, shrinkage) for shrinkage in self.shrinkages]
-        correct, total = asking.right_answers(heads)
+        correct, total = asking.ask_right_answers(heads)
         if not int(total.sum()):
             raise DataError(
                 "strategy.shrinkage: no site has validation samples of these classes; a number needs none"

@@ -7,7 +7,12 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from perennial.config.rounds import LEAST_SITES, BoundsConfig, parts_by_registration, parts_by_share
+from perennial.config.rounds import (
+    LEAST_SITES,
+    BoundsConfig,
+    compute_parts_by_registration,
+    compute_parts_by_share,
+)
 from perennial.config.rounds import PARTS as UNITS
 from perennial.foundation.errors import ConfigError, DataError, StateError
 from perennial.learning.analytic.solve import Sums
@@ -42,7 +47,7 @@ class KeptSums:
     contributions: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
     signers: list[Signer] = field(default_factory=list)
 
-    def signed_by(self, signers: Mapping[str, Signer]) -> tuple[Signer, ...] | None:
+    def add_signers(self, signers: Mapping[str, Signer]) -> tuple[Signer, ...] | None:
         """Append new signers to the list, and return it; None if no site signs."""
         known = {signer.row for signer in self.signers}
         self.signers += [signer for signer in signers.values() if signer.row not in known]
@@ -62,7 +67,7 @@ class KeptSums:
         alone = len(sites) == 1
         if self.folder is not None and alone:
             facts: dict[str, Any] = {"site": sites[0], "task": task}
-            write_statistics(self.folder / file_name(task, sites[0]), statistics, facts)
+            write_statistics(self.folder / name_file(task, sites[0]), statistics, facts)
         self.total = statistics if self.total is None else self.total + statistics
         facts = {"sha256": statistics.sha256, "samples": statistics.samples if alone else 0}
         if statement is not None:
@@ -75,10 +80,10 @@ class KeptSums:
         Raises StateError if its own sums were not kept, or are not those that it gave.
         """
         gone = None
-        for task, facts in self.contributions_of(site).items():
-            statistics = self.kept(task, site)
+        for task, facts in self.list_contributions(site).items():
+            statistics = self.read_own_sums(task, site)
             if statistics.sha256 != facts["sha256"]:
-                raise StateError(f"{file_name(task, site)}: not the sums that {site} gave in task {task}")
+                raise StateError(f"{name_file(task, site)}: not the sums that {site} gave in task {task}")
             gone = statistics if gone is None else gone + statistics
         if gone is None or self.total is None:
             raise StateError(f"site {site!r}: its sums are in no task of this run")
@@ -101,20 +106,20 @@ class KeptSums:
 
     def of_site(self, site: str, classes: range) -> Statistics | None:
         """A site's own sums over all tasks; None if it gave none. Raises StateError as kept() does."""
-        parts = [self.kept(task, site).over(classes) for task in self.contributions_of(site)]
+        parts = [self.read_own_sums(task, site).over(classes) for task in self.list_contributions(site)]
         return reduce(operator.add, parts) if parts else None
 
-    def contributions_of(self, site: str) -> dict[int, dict[str, Any]]:
+    def list_contributions(self, site: str) -> dict[int, dict[str, Any]]:
         """task -> {sha256, samples, statement} of the sums that a site gave."""
         return {task: sites[site] for task, sites in sorted(self.contributions.items()) if site in sites}
 
-    def kept(self, task: int, site: str) -> Statistics:
+    def read_own_sums(self, task: int, site: str) -> Statistics:
         """A site's own sums of one task. Raises StateError if they were not kept."""
         if self.folder is None:
             raise StateError("strategy.keep_sites is false: no site's own sums were kept")
-        return read_statistics_file(self.folder / file_name(task, site))[0]
+        return read_statistics_file(self.folder / name_file(task, site))[0]
 
-    def without_group(self, site: str, group: Mapping[int, Statistics]) -> dict[int, Statistics]:
+    def subtract_group(self, site: str, group: Mapping[int, Statistics]) -> dict[int, Statistics]:
         """task -> a site's own sums without those of `group`, some of its records, by task.
 
         Raises StateError if the site gave no such sums, or others than were kept; ProtocolError if no
@@ -125,9 +130,9 @@ class KeptSums:
             facts = self.contributions.get(task, {}).get(site)
             if facts is None:
                 raise StateError(f"site {site!r}: its sums are not in task {task} of this run")
-            own = self.kept(task, site)
+            own = self.read_own_sums(task, site)
             if own.sha256 != facts["sha256"]:
-                raise StateError(f"{file_name(task, site)}: not the sums that {site} gave in task {task}")
+                raise StateError(f"{name_file(task, site)}: not the sums that {site} gave in task {task}")
             if own.classes != part.classes or own.width != part.width:
                 raise StateError(f"task {task}: the group's sums are of other classes or features")
             check_exact(part)
@@ -141,7 +146,7 @@ class KeptSums:
         """Replace a site's sums and statements, by task. The files stay until keep_again."""
         for task, statistics in remaining.items():
             assert self.total is not None
-            self.total = self.total - self.kept(task, site) + statistics
+            self.total = self.total - self.read_own_sums(task, site) + statistics
             facts = {"sha256": statistics.sha256, "samples": statistics.samples}
             self.contributions[task][site] = facts | {"statement": asdict(statements[task])}
 
@@ -149,18 +154,18 @@ class KeptSums:
         """Subtract a group's sums from the site's files, unless that was done already."""
         assert self.folder is not None
         for task, part in group.items():
-            statistics, facts = read_statistics_file(self.folder / file_name(task, site))
+            statistics, facts = read_statistics_file(self.folder / name_file(task, site))
             if statistics.sha256 != self.contributions[task][site]["sha256"]:
-                write_statistics(self.folder / file_name(task, site), statistics - part, facts)
+                write_statistics(self.folder / name_file(task, site), statistics - part, facts)
 
-    def until(self, task: int) -> "KeptSums":
+    def limit_to_task(self, task: int) -> "KeptSums":
         """The sums of tasks up to this one: these, or if they include later tasks, from the kept files."""
         if not any(sites for number, sites in self.contributions.items() if number > task):
             return self
         found = KeptSums(self.folder)
         for number, sites in sorted(self.contributions.items()):
             for site in sites if number <= task else ():
-                statistics = self.kept(number, site)
+                statistics = self.read_own_sums(number, site)
                 found.total = statistics if found.total is None else found.total + statistics
                 found.contributions.setdefault(number, {})[site] = sites[site]
         return found
@@ -202,7 +207,7 @@ def require_room(kept: int) -> None:
         )
 
 
-def file_name(task: int, site: str) -> str:
+def name_file(task: int, site: str) -> str:
     """Name of the file with a site's sums of one task, in a run's folder of statistics."""
     return f"{site}-task-{task:04d}.safetensors"
 
@@ -216,44 +221,46 @@ def require_own_sums(bounds: BoundsConfig, own: bool) -> None:
         )
 
 
-def parts_of(kept: KeptSums, bounds: BoundsConfig) -> dict[tuple[int, str], int]:
+def compute_parts(kept: KeptSums, bounds: BoundsConfig) -> dict[tuple[int, str], int]:
     """(task, site) -> weight of its sums in units of 1/UNITS; sums of full weight are left out."""
     given = kept.contributions
-    registered = parts_by_registration({site: kept.samples(site) for site in kept.sites}, bounds.registered)
+    registered = compute_parts_by_registration(
+        {site: kept.samples(site) for site in kept.sites}, bounds.registered
+    )
     found = {}
     for task, of_task in given.items():
         names = sorted(of_task)
         counts = [of_task[site]["samples"] * registered[site] // UNITS for site in names]
         parts = [UNITS] * len(names)
         if bounds.share is not None and len(names) >= LEAST_SITES:
-            parts = parts_by_share(counts, bounds.share)
+            parts = compute_parts_by_share(counts, bounds.share)
         for site, part in zip(names, parts, strict=True):
             if (cut := max(1, registered[site] * part // UNITS)) < UNITS:
                 found[task, site] = cut
     return found
 
 
-def counted_sums(kept: KeptSums, bounds: BoundsConfig, classes: range) -> Sums:
-    """The total of the kept sums, weighted as parts_of() says, with rows for these classes.
+def combine_sums(kept: KeptSums, bounds: BoundsConfig, classes: range) -> Sums:
+    """The total of the kept sums, weighted as compute_parts() says, with rows for these classes.
 
     Raises DataError if there are no sums, or more samples than weighted ones stay exact for; StateError
     if a site's own sums were not kept.
     """
     if kept.total is None:
         raise DataError("no site has sent sums yet")
-    cut = parts_of(kept, bounds)
+    cut = compute_parts(kept, bounds)
     if not cut:
         return Sums.of(kept.total.over(classes))
     if kept.total.samples >= EXACT_SAMPLES:
         raise DataError(
             f"bounds.share, bounds.registered: found {kept.total.samples} samples; allowed fewer than 2^20"
         )
-    total = _scaled(kept.total, UNITS)
+    total = _scale(kept.total, UNITS)
     for (task, site), parts in sorted(cut.items()):
-        total = total - _scaled(kept.kept(task, site), UNITS - parts)
+        total = total - _scale(kept.read_own_sums(task, site), UNITS - parts)
     sums = Sums.of(total.over(classes))
     return Sums(sums.gram.div_(UNITS), sums.sums / UNITS, sums.counts / UNITS)
 
 
-def _scaled(found: Statistics, times: int) -> Statistics:
+def _scale(found: Statistics, times: int) -> Statistics:
     return Statistics(found.gram * times, found.sums * times, found.counts * times, found.classes)

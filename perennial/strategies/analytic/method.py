@@ -23,9 +23,9 @@ from perennial.privacy.config import PrivacyConfig
 from perennial.strategies.analytic import cross_site as judged
 from perennial.strategies.analytic.automatic import AutomaticHead, MapChoice
 from perennial.strategies.analytic.balanced import BalancedSums
-from perennial.strategies.analytic.checks import noise_of_one, noised_total, sums_form
+from perennial.strategies.analytic.checks import attach_noise, choose_sums_form, compute_site_noise
 from perennial.strategies.analytic.heads import HeadSettings, Shrinkage
-from perennial.strategies.analytic.kept import FOLDER, KeptSums, counted_sums, require_own_sums, require_room
+from perennial.strategies.analytic.kept import FOLDER, KeptSums, combine_sums, require_own_sums, require_room
 from perennial.strategies.analytic.statistics_round import StatisticsRound
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import RoundOutcome, RunContext
@@ -117,13 +117,13 @@ class Analytic(IncrementalStrategy):
         self.maps.whole = backbone
         self._look()
         require_width(self.width)
-        kept = self.kept_bytes(self.maps.seen.width, schedule, experiment.privacy)
+        kept = self.count_kept_bytes(self.maps.seen.width, schedule, experiment.privacy)
         require_room(kept * (experiment.data.sites or 1))
 
     def _look(self) -> None:
         """Through the maps that are chosen, or all where there is no choice."""
         seen = self.maps.seen
-        self.form = sums_form(seen.width, self.run.experiment.privacy)
+        self.form = choose_sums_form(seen.width, self.run.experiment.privacy)
         self.features, self._facts, self._parts = seen.content, seen.facts_of_seen, seen.parts
         if isinstance(self.settings, AutomaticHead):
             self.settings = self.settings.over(*seen.parts, seen.of_rows, seen.fillers)
@@ -133,12 +133,12 @@ class Analytic(IncrementalStrategy):
         """Number of features in a row of sums, with the constant if it is summed."""
         return self.form.width
 
-    def kept_bytes(self, features: int, schedule: TaskSchedule, privacy: PrivacyConfig) -> int:
+    def count_kept_bytes(self, features: int, schedule: TaskSchedule, privacy: PrivacyConfig) -> int:
         """The most bytes that the run's folder will store of one site's sums, over all tasks."""
         if not self.keep_sites or self._masked is not None:
             return 0
-        form = sums_form(features, privacy)
-        return sum(form.bytes(len(schedule.classes_of(t))) for t in range(1, schedule.count + 1))
+        form = choose_sums_form(features, privacy)
+        return sum(form.bytes(len(schedule.list_classes(t))) for t in range(1, schedule.count + 1))
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """Ask the sites for missing sums, and solve the head from all sums."""
@@ -147,17 +147,17 @@ class Analytic(IncrementalStrategy):
         request = replace(request, sites=left)
         outcome = RoundOutcome(asked=len(left))
         self.exchange.bytes_up = self.exchange.bytes_down = 0
-        noise = noise_of_one(self.width, self.run.experiment)
+        noise = compute_site_noise(self.width, self.run.experiment)
         seen, task = (self.features, self.form), request.stamp.task
-        signers = self._plain.signed_by(self.run.signers) if noise is None and not self._masked else None
+        signers = self._plain.add_signers(self.run.signers) if noise is None and not self._masked else None
         asking = StatisticsRound(grid, self.exchange, request, outcome, *seen, noise, self._masked, signers)
-        ready = self.maps.chosen_by(asking, self.settings, self._classes(1))
+        ready = self.maps.choose_maps(asking, self.settings, self._list_classes(1))
         if self.maps.there:
             self._look()
             asking = replace(asking, features=self.features, form=self.form)
-        for earlier in asking.in_order(range(task, 0, -1)) if ready else ():
+        for earlier in asking.order_tasks(range(task, 0, -1)) if ready else ():
             if self.head == "balanced_ridge":
-                self._balanced.collect(asking, earlier, self._classes(earlier))
+                self._balanced.collect(asking, earlier, self._list_classes(earlier))
             else:
                 self._collect(asking, earlier)
         for site in request.sites:
@@ -167,13 +167,13 @@ class Analytic(IncrementalStrategy):
         if len(outcome.participants) >= request.quorum:
             try:
                 head = self._solved(asking)
-                tensors = self.maps.over_all_maps(head).tensors()
+                tensors = self.maps.expand_head(head).list_tensors()
                 outcome.arrays = {
                     name: tensor.to(request.arrays[name].device) for name, tensor in tensors.items()
                 }
-                outcome.warnings += self._compared(task, range(request.stamp.num_classes))
+                outcome.warnings += self._compare_sites(task, range(request.stamp.num_classes))
                 if self.cross_site:
-                    outcome.details["cross_site"] = judged.in_short(self.cross_site)
+                    outcome.details["cross_site"] = judged.summarise_block(self.cross_site)
             except (DataError, LinAlgError) as error:
                 outcome.warnings.append(f"no head: {error}")
         outcome.absent = [s for s in request.sites if s not in {*outcome.participants, *asking.failed}]
@@ -181,13 +181,13 @@ class Analytic(IncrementalStrategy):
         outcome.seconds = time.monotonic() - start
         return outcome
 
-    def _compared(self, task: int, classes: range) -> list[str]:
+    def _compare_sites(self, task: int, classes: range) -> list[str]:
         """Make the cross-site table of the sums as they are; returns sentences where it marks a site."""
         if judged.work(len(self.sums.sites), self.width) > judged.DEAR and task < self.run.schedule.count:
             return []
-        before, able = judged.marked(self.cross_site), self._masked is None and not self._privacy.enabled
-        self.compare_again(classes, able, self._plain.until(task))
-        return judged.sentences(self.cross_site) if judged.marked(self.cross_site) - before else []
+        before, able = judged.find_marked(self.cross_site), self._masked is None and not self._privacy.enabled
+        self.compare_again(classes, able, self._plain.limit_to_task(task))
+        return judged.describe_marked(self.cross_site) if judged.find_marked(self.cross_site) - before else []
 
     def compare_again(self, classes: range, able: bool = True, of: KeptSums | None = None) -> None:
         """Make the cross-site table anew, or an empty one if it cannot be made.
@@ -195,11 +195,11 @@ class Analytic(IncrementalStrategy):
         able: whether the server has each site's own sums. of: sums to use in place of all.
         """
         judge = self.settings.judge(self.chosen[max(self.chosen)] if self.chosen else None)
-        self.cross_site = judged.block_or_none(of or self._plain, classes, judge) if able else {}
+        self.cross_site = judged.try_build_block(of or self._plain, classes, judge) if able else {}
 
     def summary_blocks(self) -> dict[str, Any]:
         """Blocks of summary.json: the sums, the feature maps, the shrinkage, and the cross-site table."""
-        most = max(len(self._classes(task)) for task in range(1, self.run.schedule.count + 1))
+        most = max(len(self._list_classes(task)) for task in range(1, self.run.schedule.count + 1))
         total = self.sums.total
         return ({"cross_site": self.cross_site} if self.cross_site else {}) | {
             "analytic": {
@@ -260,7 +260,7 @@ class Analytic(IncrementalStrategy):
             self.maps.chosen, self.maps.tried = None, []
             self._plain = KeptSums(self._plain.folder, signers=self._plain.signers)
 
-    def solved_again(
+    def solve_again(
         self, classes: int, shrinkage: float | None = None, of: KeptSums | None = None
     ) -> tuple[LinearHead, float]:
         """Solve the head of the present sums without asking any site: (head, shrinkage).
@@ -268,13 +268,13 @@ class Analytic(IncrementalStrategy):
         shrinkage: None takes the experiment's number, or chooses by gcv. of: sums to use, not all. Raises
         ConfigError if validation samples chose the shrinkage, some of which may be the withdrawn site's.
         """
-        sums = counted_sums(of or self.kept_sums, self.bounds, range(classes))
+        sums = combine_sums(of or self.kept_sums, self.bounds, range(classes))
         if self.settings.shrinkage == "validation" and (shrinkage is None or self.head == "auto"):
             raise ConfigError(
                 "strategy.shrinkage: validation samples of all sites chose it, withdrawn ones too; allowed: "
                 "head gaussian or ridge, and one that nobody's samples chose, by --shrinkage"
             )
-        shrinkage = self.settings.without_asking(sums) if shrinkage is None else shrinkage
+        shrinkage = self.settings.choose_without_asking(sums) if shrinkage is None else shrinkage
         return self.settings.solved(sums, shrinkage), shrinkage
 
     # sums
@@ -286,7 +286,7 @@ class Analytic(IncrementalStrategy):
         if self._privacy.enabled:
             self._record(asking, missing, task)
         few = []
-        for sites, statistics in asking.of_sites(missing, task, self._classes(task)):
+        for sites, statistics in asking.of_sites(missing, task, self._list_classes(task)):
             self._plain.add(task, sites, statistics, asking.statements.get((task, sites[0])))
             if 0 < statistics.samples < self.width and asking.noise is None:
                 few.append(" with ".join(sites))
@@ -299,7 +299,7 @@ class Analytic(IncrementalStrategy):
     def _record(self, asking: StatisticsRound, sites: list[str], task: int) -> None:
         """What sites are about to charge, on the disk before they are asked; sent again, it costs nothing."""
         stamp = asking.request.stamp
-        entry = charges.sums(self.run.experiment, stamp.run, task).entry
+        entry = charges.price_sums(self.run.experiment, stamp.run, task).entry
         if self.run.releases is not None:
             self.run.releases.asked(stamp.round, sites, [entry], once=f"statistics {task}")
 
@@ -316,28 +316,28 @@ class Analytic(IncrementalStrategy):
         """The sums that have been collected: class-balanced ones for balanced_ridge, else plain ones."""
         return self._balanced if self.head == "balanced_ridge" else self._plain
 
-    def _classes(self, task: int) -> range:
-        return self.run.schedule.classes_of(task)
+    def _list_classes(self, task: int) -> range:
+        return self.run.schedule.list_classes(task)
 
     # solution
 
     def _solved(self, asking: StatisticsRound) -> LinearHead:
         task = asking.request.stamp.task
-        plain = self._plain.until(task)
+        plain = self._plain.limit_to_task(task)
         total = self._balanced.total if self.head == "balanced_ridge" else plain.total
         if total is None:
             raise DataError("no site has sent sums yet")
         known = range(asking.request.stamp.num_classes)
         asking.outcome.details = {"sums_sha256": total.sha256}
         if self._privacy.enabled:
-            noised, warnings = noised_total(total.over(known), self._plain.contributions, self.run)
+            noised, warnings = attach_noise(total.over(known), self._plain.contributions, self.run)
             asking.outcome.warnings.extend(warnings)
-            return self.settings.solved_with_noise(noised)
+            return self.settings.solve_with_noise(noised)
         if self.head == "balanced_ridge":
             sums = Sums.of(total.over(known), samples=self.sums.number)
         else:
-            sums = counted_sums(plain, self.bounds, known)
-        sums = sums.on(self.run.device)
+            sums = combine_sums(plain, self.bounds, known)
+        sums = sums.move_to(self.run.device)
         self.chosen[task] = shrinkage = self.settings.chosen(asking, sums)
         asking.outcome.details["shrinkage"] = shrinkage
         if self.head == "auto":

@@ -14,22 +14,22 @@ from perennial.client.policy import (
     check_answer,
     check_compared_heads,
     check_floor,
-    withheld,
+    find_withheld,
 )
 from perennial.client.release import leave
-from perennial.client.secure_values import is_secure, masked_reply
+from perennial.client.secure_values import build_masked_reply, is_secure
 from perennial.client.site import Site
 from perennial.client.training_samples import choose
 from perennial.config import charges
-from perennial.config.secure_words import integer_words
-from perennial.data.samples import stored_as
+from perennial.config.secure_words import encode_integers
+from perennial.data.samples import find_stored_type
 from perennial.data.site import Part, SiteData
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.files import make_folder
 from perennial.learning.analytic.personal import PersonalHead, fit_personal_head
 from perennial.learning.analytic.solve import LinearHead
 from perennial.learning.batches import TrainingSet
-from perennial.learning.feature_bank import bank_of
+from perennial.learning.feature_bank import open_bank
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.incremental import IncrementalModel, complete_state
 from perennial.models.saved import PERSONAL_MODEL, Inputs, save_model
@@ -39,7 +39,7 @@ from perennial.protocol.messages import (
     CompareHeadsRequest,
 )
 from perennial.protocol.secure_messages import MaskedReply
-from perennial.protocol.tensors import content_sha256
+from perennial.protocol.tensors import hash_tensors
 
 
 def keep_personal_head(
@@ -57,7 +57,7 @@ def keep_personal_head(
     used = (weight != 0).any(dim=0)
     federated = LinearHead(weight[:, used].cpu(), bias.cpu())
     parts: dict[Part, tuple[Tensor, Tensor]] = {
-        part: _features(backbone, data, part, len(classes), used) for part in PARTS
+        part: _compute_features(backbone, data, part, len(classes), used) for part in PARTS
     }
     if len(torch.unique(parts["train"][1])) < 2:
         (folder / PERSONAL_MODEL).unlink(missing_ok=True)
@@ -69,26 +69,26 @@ def keep_personal_head(
         "head.weight": personal.float(),
         "head.bias": found.personal.bias.float().to(weight.device),
     }
-    inputs = Inputs(data.input_shape, stored_as(data.x), data.mean, data.std, data.columns, data.fill)
+    inputs = Inputs(data.input_shape, find_stored_type(data.x), data.mean, data.std, data.columns, data.fill)
     make_folder(folder)
     save_model(folder / PERSONAL_MODEL, tensors, inputs, classes, experiment)
-    return _figures(federated, found, parts, classes)
+    return _compute_figures(federated, found, parts, classes)
 
 
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
 
 
-def _features(
+def _compute_features(
     backbone: FixedFeatures, data: SiteData, part: Part, classes: int, used: Tensor
 ) -> tuple[Tensor, Tensor]:
-    rows = data.task_indices(part, 0, classes)
+    rows = data.find_task_indices(part, 0, classes)
     samples = TrainingSet(data.x[rows], data.y[rows], data.mean, data.std)
-    parts = [each for each, _ in bank_of(backbone, samples, None).features(backbone, samples)]
+    parts = [each for each, _ in open_bank(backbone, samples, None).features(backbone, samples)]
     features = torch.cat(parts) if parts else torch.zeros(0, backbone.width)
     return features[:, used.cpu()].cpu(), data.y[rows].cpu()
 
 
-def _figures(
+def _compute_figures(
     federated: LinearHead,
     found: PersonalHead,
     parts: dict[Part, tuple[Tensor, Tensor]],
@@ -118,7 +118,7 @@ def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHea
     check_answer(policy, "evaluate")
     check_compared_heads(policy, site.experiment)
     site.check_experiment(request)
-    backbone, known = maps_of(site, request.features), request.num_classes
+    backbone, known = find_maps(site, request.features), request.num_classes
     heads = request.heads
     count = len(heads["bias"]) if "bias" in heads else 0
     found = {name: tuple(tensor.shape) for name, tensor in heads.items()}
@@ -126,16 +126,16 @@ def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHea
     if found != expected or not count:
         raise ProtocolError(f"CompareHeadsRequest: heads: found {found}, expected {expected}")
     if is_secure(site, request):
-        return masked_reply(
+        return build_masked_reply(
             site,
             request,
             "compare_heads",
-            content_sha256(heads),
-            lambda: (found := _right_answers(site, request, backbone, count)).alike(
-                integer_words(*found.value)
+            hash_tensors(heads),
+            lambda: (found := _count_right_answers(site, request, backbone, count)).alike(
+                encode_integers(*found.value)
             ),
         )
-    counts = _right_answers(site, request, backbone, count)
+    counts = _count_right_answers(site, request, backbone, count)
     correct, total = counts.value
     return leave(
         site.identity,
@@ -146,33 +146,33 @@ def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHea
     )
 
 
-def _right_answers(
+def _count_right_answers(
     site: Site, request: CompareHeadsRequest, backbone: FixedFeatures, count: int
 ) -> Released[tuple[Tensor, Tensor]]:
     """(right answers of each head (K, C), samples (C,)) as they may leave, exact. count: K."""
     policy, known, heads = site.identity.policy, request.num_classes, request.heads
-    mechanism = charges.in_the_clear(site.experiment, request.run, "evaluation")
-    rows = choose(site, mechanism, lambda: site.data.task_indices("validation", 0, known))
+    mechanism = charges.price_clear_release(site.experiment, request.run, "evaluation")
+    rows = choose(site, mechanism, lambda: site.data.find_task_indices("validation", 0, known))
     data = site.samples(rows)
     correct = torch.zeros(count, known, dtype=torch.int64)
     if len(data):
         weight, bias = (heads[name].to(data.x.device) for name in ("weight", "bias"))
-        for features, labels in bank_of(backbone, data, site.feature_folder).features(backbone, data):
+        for features, labels in open_bank(backbone, data, site.feature_folder).features(backbone, data):
             for head in range(count):
                 hits = (features @ weight[head].T + bias[head]).argmax(dim=1) == labels
                 correct[head] += torch.bincount(labels[hits], minlength=known).cpu()
     total = data.counts(known).cpu()
-    stay = sorted(withheld(policy, "compare_heads", total.tolist(), *correct.tolist()))
+    stay = sorted(find_withheld(policy, "compare_heads", total.tolist(), *correct.tolist()))
     if len(stay) == known:
         check_floor(policy, "compare_heads", 0)
     correct[:, stay], total[stay] = 0, 0
     return Released((correct, total), mechanism)
 
 
-def maps_of(site: Site, features: str) -> FixedFeatures:
+def find_maps(site: Site, features: str) -> FixedFeatures:
     """This site's maps. Raises ProtocolError where they are not those of the request."""
-    backbone = site.models.fixed_features()
-    found = backbone.known_by(features)
+    backbone = site.models.load_fixed_features()
+    found = backbone.find_by_content(features)
     if found is None:
         raise ProtocolError(
             f"features: found {features:.12}, this site has {backbone.content:.12}; server and site need "

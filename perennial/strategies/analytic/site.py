@@ -17,27 +17,27 @@ from perennial.client.policy import (
     check_answer,
     check_floor,
     check_statistics,
-    withheld,
+    find_withheld,
 )
-from perennial.client.release import Paid, Typed, leave, paid_before, pay, stays_here
-from perennial.client.secure_values import is_secure, masked_reply
+from perennial.client.release import Paid, Typed, contain_errors, leave, pay, restore_paid
+from perennial.client.secure_values import build_masked_reply, is_secure
 from perennial.client.site import Site
 from perennial.client.training_samples import choose
 from perennial.config import charges
-from perennial.config.secure_words import integer_words, share_of_noise, statistics_subject
+from perennial.config.secure_words import encode_integers, hash_statistics_subject, share_of_noise
 from perennial.config.site import Release
-from perennial.config.strategies import HEADS_OF_A_MAP, heads_compared, shrinkage_of
+from perennial.config.strategies import HEADS_OF_A_MAP, count_compared_heads, find_shrinkage
 from perennial.foundation.errors import PolicyRefusal, PrivacyError, ProtocolError
 from perennial.foundation.site_log import log
 from perennial.learning.analytic.compact import compact_statistics
-from perennial.learning.analytic.statistics import MOST_STEPS, Collector, Statistics, weighted
-from perennial.learning.feature_bank import bank_of
+from perennial.learning.analytic.statistics import MOST_STEPS, Collector, Statistics, sum_weighted
+from perennial.learning.feature_bank import open_bank
 from perennial.learning.site_method import Answers, PlannedRun, SiteMethod
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.feature_maps.projection import RADIUS_SQUARED
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.noise import Noise
-from perennial.privacy.noised_sums import add_noise_to_sums, sensitivity
+from perennial.privacy.noised_sums import add_noise_to_sums, compute_sensitivity
 from perennial.privacy.released import Mechanism, Public, Released
 from perennial.privacy.secure.keys import Words
 from perennial.protocol.messages import (
@@ -50,8 +50,8 @@ from perennial.protocol.messages import (
 from perennial.protocol.secure_messages import MaskedReply
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.analytic.personal_head import answer_compare_heads, keep_personal_head, maps_of
-from perennial.strategies.analytic.statements import kept_statements, signed_sums
+from perennial.strategies.analytic.personal_head import answer_compare_heads, find_maps, keep_personal_head
+from perennial.strategies.analytic.statements import read_statements, sign_sums
 
 STATEMENT = "statement"
 """In the ledger's note of sums: before the hash of what the site signed of them."""
@@ -67,8 +67,8 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
     check_answer(policy, "statistics")
     check_statistics(policy, site.experiment)
     site.check_experiment(request)
-    backbone = maps_of(site, request.features)
-    classes = _classes(site, request)
+    backbone = find_maps(site, request.features)
+    classes = _list_classes(site, request)
     weights = request.weights
     if weights is not None and site.experiment.privacy.enabled:
         raise PrivacyError(
@@ -80,14 +80,14 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
             f"StatisticsRequest: weights: found {len(weights)}, expected {len(classes)}, one a class"
         )
     if not is_secure(site, request):
-        return _reply(site, request, _typed_sums(site, request, backbone, classes))
-    about = statistics_subject(request.features, request.class_order, request.of_task, weights)
-    return masked_reply(
+        return _reply(site, request, _prepare_sums(site, request, backbone, classes))
+    about = hash_statistics_subject(request.features, request.class_order, request.of_task, weights)
+    return build_masked_reply(
         site,
         request,
         "statistics",
         about,
-        lambda: _words(_typed_sums(site, request, backbone, classes)),
+        lambda: _encode_words(_prepare_sums(site, request, backbone, classes)),
         # other runs may divide the same classes into other tasks
         closes=[
             sha256(json.dumps([request.features, site.process.registry.classes[label]]).encode()).hexdigest()
@@ -96,7 +96,7 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
     )
 
 
-def _words(typed: Released[Tensors]) -> Released[Words]:
+def _encode_words(typed: Released[Tensors]) -> Released[Words]:
     """Words of a site's sums. Raises PolicyRefusal if as many sums as there can be leave the words' range.
 
     What is allowed follows from nothing in a request: a server that could move it would find how many samples
@@ -108,14 +108,14 @@ def _words(typed: Released[Tensors]) -> Released[Words]:
     largest = max(int(tensor.abs().max()) for tensor in sums.values() if tensor.numel())
     if largest >= MOST_STEPS // MOST_SITES:
         raise PolicyRefusal(f"secure: {MOST_SITES} sums as large as this site's fit no 64-bit words")
-    return typed.alike(integer_words(sums["gram"], sums["sums"], sums["counts"]))
+    return typed.alike(encode_integers(sums["gram"], sums["sums"], sums["counts"]))
 
 
-def _typed_sums(
+def _prepare_sums(
     site: Site, request: StatisticsRequest, backbone: FixedFeatures, classes: range
 ) -> Released[Tensors]:
     """The sums as they may leave."""
-    if (sent := _sent_before(site, request)) is not None:
+    if (sent := _find_sent(site, request)) is not None:
         return sent
     shown: list[int] = []
     rows = torch.empty(0, dtype=torch.int64)
@@ -124,7 +124,11 @@ def _typed_sums(
         nonlocal shown, rows
         # under noise, leaving out a class would reveal that it has few samples
         noised = site.experiment.privacy.enabled
-        counts = training_counts(site, classes) if noised else _reported_counts(site, classes, "statistics")
+        counts = (
+            count_training_samples(site, classes)
+            if noised
+            else _count_reported_samples(site, classes, "statistics")
+        )
         if not noised and 0 < sum(counts) <= backbone.width and site.identity.deployed:
             log.warning(
                 "statistics of %d samples with %d features leave without noise: they reveal the space in "
@@ -133,13 +137,13 @@ def _typed_sums(
                 backbone.width,
             )
         shown = [label for label, count in zip(classes, counts, strict=True) if count]
-        rows = _training_rows(site, classes, shown)
+        rows = _find_training_rows(site, classes, shown)
         return rows
 
-    mechanism = charges.sums(site.experiment, request.run, request.of_task)
+    mechanism = charges.price_sums(site.experiment, request.run, request.of_task)
     kept = choose(site, mechanism, find)
-    sums = summed(site, backbone, classes, shown, request.weights, kept)
-    told = _released(site, request, sums, mechanism)
+    sums = sum_features(site, backbone, classes, shown, request.weights, kept)
+    told = _release_sums(site, request, sums, mechanism)
     note_learnt(site, request, rows, request.of_task)
     return told
 
@@ -149,29 +153,29 @@ def _reply(site: Site, request: StatisticsRequest, typed: Released[Tensors]) -> 
     if site.experiment.privacy.enabled:
         return leave(site.identity, request, StatisticsReply, **fields, statistics=typed)
     tensors = typed.value
-    sums = Statistics(tensors["gram"], tensors["sums"], tensors["counts"], _classes(site, request))
+    sums = Statistics(tensors["gram"], tensors["sums"], tensors["counts"], _list_classes(site, request))
     fields["statistics"] = typed.alike(Tensors(compact_statistics(sums)))
     if request.signers is not None:
-        signed = kept_statements(site.state(request.run).folder)[request.of_task][-1]
+        signed = read_statements(site.state(request.run).folder)[request.of_task][-1]
         fields["statement"] = typed.alike(json.dumps(asdict(signed)))
     return leave(site.identity, request, StatisticsReply, **fields)
 
 
-def _released(
+def _release_sums(
     site: Site, request: StatisticsRequest, sums: Statistics, mechanism: Mechanism
 ) -> Released[Tensors]:
     """The sums as they may leave. Noise is added once: the same bytes are sent when asked again."""
     privacy = site.experiment.privacy
     clear = Tensors(gram=sums.gram, sums=sums.sums, counts=sums.counts)
     if not privacy.enabled:
-        signed = signed_sums(site, request, sums.sha256)
+        signed = sign_sums(site, request, sums.sha256)
         if signed is not None:
-            mechanism = mechanism.noted(f"{STATEMENT} {signed.sha256}")
+            mechanism = mechanism.add_note(f"{STATEMENT} {signed.sha256}")
         return Released(clear, mechanism)
     assert privacy.noise_multiplier is not None
     state, name = site.state(request.run), f"statistics-{request.of_task}"
     multiplier = share_of_noise(site.experiment, privacy.noise_multiplier)
-    moved = sensitivity(sums.sums.shape[1], privacy.blocks)
+    moved = compute_sensitivity(sums.sums.shape[1], privacy.blocks)
     mechanism = mechanism.within(moved)
     mechanism.require(privacy.noise_multiplier * moved)
     gram, rows, counts = add_noise_to_sums(
@@ -189,15 +193,15 @@ def _released(
     return paid
 
 
-def _sent_before(site: Site, request: StatisticsRequest) -> Paid[Tensors] | None:
+def _find_sent(site: Site, request: StatisticsRequest) -> Paid[Tensors] | None:
     """What left with noise when this was asked for before; None where nothing did."""
     if not site.experiment.privacy.enabled:
         return None
     kept = site.state(request.run).get(f"statistics-{request.of_task}", before=1)
-    return None if kept is None else paid_before(Tensors(kept[0]))
+    return None if kept is None else restore_paid(Tensors(kept[0]))
 
 
-def summed(
+def sum_features(
     site: Site,
     backbone: FixedFeatures,
     classes: range,
@@ -211,23 +215,25 @@ def summed(
     samples of the classes in `shown`.
     """
     if weights is None:
-        return collected(site, backbone, classes, rows)
+        return collect_sums(site, backbone, classes, rows)
     parts = (
         (
-            collected(site, backbone, range(label, label + 1), _training_rows(site, classes, [label])),
+            collect_sums(
+                site, backbone, range(label, label + 1), _find_training_rows(site, classes, [label])
+            ),
             weights[label - classes.start],
         )
         for label in shown
     )
-    return weighted(parts, backbone.width + 1, classes)
+    return sum_weighted(parts, backbone.width + 1, classes)
 
 
-def _training_rows(site: Site, classes: range, shown: list[int]) -> Tensor:
-    indices = site.data.task_indices("train", classes.start, classes.stop)
+def _find_training_rows(site: Site, classes: range, shown: list[int]) -> Tensor:
+    indices = site.data.find_task_indices("train", classes.start, classes.stop)
     return indices[torch.isin(site.data.y[indices], torch.tensor(shown, dtype=torch.int64))]
 
 
-def collected(site: Site, backbone: FixedFeatures, classes: range, rows: Tensor) -> Statistics:
+def collect_sums(site: Site, backbone: FixedFeatures, classes: range, rows: Tensor) -> Statistics:
     """Exact sums of features over the samples at rows, all of which are of these classes.
 
     A constant is appended to the features unless noise will be added. Samples whose features are all 0, or
@@ -237,7 +243,7 @@ def collected(site: Site, backbone: FixedFeatures, classes: range, rows: Tensor)
     collector = Collector(backbone.width, classes, constant=constant, device=data.x.device)
     if len(data):
         empty = 0
-        for features, labels in bank_of(backbone, data, site.feature_folder).features(backbone, data):
+        for features, labels in open_bank(backbone, data, site.feature_folder).features(backbone, data):
             told = features.any(dim=1) & features.isfinite().all(dim=1)
             empty += int((~told).sum())
             collector.add(features[told], labels[told])
@@ -246,21 +252,21 @@ def collected(site: Site, backbone: FixedFeatures, classes: range, rows: Tensor)
     return collector.finish()
 
 
-def _reported_counts(site: Site, classes: range, release: Release) -> list[int]:
+def _count_reported_samples(site: Site, classes: range, release: Release) -> list[int]:
     """Training samples of each class, 0 for those that the policy keeps back.
 
     A class's sum over one sample is that sample's features.
     """
-    counts = training_counts(site, classes)
-    stay = withheld(site.identity.policy, release, counts)
+    counts = count_training_samples(site, classes)
+    stay = find_withheld(site.identity.policy, release, counts)
     if len(stay) == len(classes):
         check_floor(site.identity.policy, release, 0)
     return [0 if place in stay else count for place, count in enumerate(counts)]
 
 
-def training_counts(site: Site, classes: range) -> list[int]:
+def count_training_samples(site: Site, classes: range) -> list[int]:
     """Number of this site's training samples of each of these classes, in their order."""
-    indices = site.data.task_indices("train", classes.start, classes.stop)
+    indices = site.data.find_task_indices("train", classes.start, classes.stop)
     return torch.bincount(site.data.y[indices] - classes.start, minlength=len(classes)).tolist()
 
 
@@ -274,8 +280,8 @@ def answer_class_counts(site: Site, request: ClassCountsRequest) -> ClassCountsR
         raise ProtocolError("ClassCountsRequest: this experiment has `secure`; counts leave in masked sums")
     if site.experiment.privacy.enabled:
         raise PrivacyError(f"privacy.mode {site.experiment.privacy.mode}: class counts leave without noise")
-    counts = _reported_counts(site, _classes(site, request), "class_counts")
-    mechanism = charges.in_the_clear(site.experiment, request.run, "class_counts")
+    counts = _count_reported_samples(site, _list_classes(site, request), "class_counts")
+    mechanism = charges.price_clear_release(site.experiment, request.run, "class_counts")
     return leave(
         site.identity,
         request,
@@ -285,12 +291,12 @@ def answer_class_counts(site: Site, request: ClassCountsRequest) -> ClassCountsR
     )
 
 
-def _classes(site: Site, request: StatisticsRequest | ClassCountsRequest) -> range:
+def _list_classes(site: Site, request: StatisticsRequest | ClassCountsRequest) -> range:
     if request.of_task > request.task:
         raise ProtocolError(
             f"{type(request).__name__}: of_task: found {request.of_task}, allowed 1 to {request.task}"
         )
-    return site.process.registry.schedule.classes_of(request.of_task)
+    return site.process.registry.schedule.list_classes(request.of_task)
 
 
 class SumsSite(SiteMethod):
@@ -311,18 +317,20 @@ class SumsSite(SiteMethod):
                 # of this task, and of earlier ones that the site was away for
                 return 1 + sum(number > last for last in plan.last_rounds) + maps
             case "compare_heads":
-                return int(shrinkage_of(self.keys) == "validation") + maps
+                return int(find_shrinkage(self.keys) == "validation") + maps
             case _:
                 return 0
 
     def extra_questions(self, plan: PlannedRun) -> tuple[int, int]:
         rounds, maps = plan.last_rounds[-1], sum(map(len, plan.experiment.model.choices))
         asked = sum(self.extra_requests("compare_heads", number, plan) for number in range(1, rounds + 1))
-        return asked, heads_compared(self.keys) * rounds + HEADS_OF_A_MAP * maps
+        return asked, count_compared_heads(self.keys) * rounds + HEADS_OF_A_MAP * maps
 
     def check(self, request: Stamp, plan: PlannedRun) -> None:
         """Check compared heads and weights. Raises PolicyRefusal if the experiment has others."""
-        if isinstance(request, CompareHeadsRequest) and request.models > (most := heads_compared(self.keys)):
+        if isinstance(request, CompareHeadsRequest) and request.models > (
+            most := count_compared_heads(self.keys)
+        ):
             raise PolicyRefusal(
                 f"heads: found {request.models}, the approved experiment compares {most} at most"
             )
@@ -332,7 +340,7 @@ class SumsSite(SiteMethod):
     def sees_model(self, site: Site, model: IncrementalModel) -> None:
         classes = tuple(site.process.registry.classes[: model.num_classes])
         told = site.experiment.model_dump_json()
-        with stays_here("the site's own head"):
+        with contain_errors("the site's own head"):
             keep_personal_head(site.data, model, classes, told, site.identity.state_dir)
 
     @property

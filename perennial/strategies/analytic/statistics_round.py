@@ -10,13 +10,13 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from perennial.config.secure_words import integers_of, statistics_subject
+from perennial.config.secure_words import decode_integers, hash_statistics_subject
 from perennial.foundation.errors import DataError, ProtocolError
 from perennial.learning.analytic.solve import LinearHead
 from perennial.learning.analytic.statistics import Statistics, SumsForm
 from perennial.privacy.noised_sums import SumsNoise
 from perennial.privacy.secure.server_session import NotEnough
-from perennial.privacy.signed_sums import Signer, Statement, lists
+from perennial.privacy.signed_sums import Signer, Statement, hash_lists
 from perennial.protocol.messages import (
     ClassCountsReply,
     ClassCountsRequest,
@@ -26,10 +26,10 @@ from perennial.protocol.messages import (
     StatisticsRequest,
 )
 from perennial.protocol.stamp import Stamp
-from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.protocol.tensors import Tensors, hash_tensors
 from perennial.strategies.analytic.checks import check_exact, check_noised, read_statistics
 from perennial.strategies.round.context import RoundOutcome
-from perennial.strategies.round.exchange import Exchange, answers, ask
+from perennial.strategies.round.exchange import Exchange, ask, yield_answers
 from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.secure.store import Opened
@@ -60,7 +60,7 @@ class StatisticsRound:
     """(task, site) -> what it signed of its sums, of those that came in this round."""
     failed: set[str] = field(default_factory=set)
 
-    def statistics(
+    def ask_statistics(
         self, sites: Sequence[str], task: int, classes: range, weights: list[int] | None = None
     ) -> Iterator[tuple[str, Statistics]]:
         """Ask sites for their sums of one task's classes, and yield (site, sums) as they come.
@@ -75,13 +75,13 @@ class StatisticsRound:
 
         found = self._asked(sites)
         requests = [(site, node, message) for site, node in found.items()]
-        replies = answers(
-            self.grid, self.exchange, requests, StatisticsReply, self.request.deadline, self.dropped, check
+        replies = yield_answers(
+            self.grid, self.exchange, requests, StatisticsReply, self.request.deadline, self.drop_site, check
         )
         for site, reply in replies:
-            # answers() checks a reply and yields it before it takes the next one
+            # yield_answers() checks a reply and yields it before it takes the next one
             found = read.pop()
-            if weights is not None or self._signed(site, reply, found):
+            if weights is not None or self._verify_signature(site, reply, found):
                 yield site, found
 
     def __post_init__(self) -> None:
@@ -96,39 +96,41 @@ class StatisticsRound:
         When a cohort's sum is not opened, the round's warnings say why.
         """
         if self.masked is None:
-            yield from (([site], found) for site, found in self.statistics(sites, task, classes))
+            yield from (([site], found) for site, found in self.ask_statistics(sites, task, classes))
             return
         try:
-            yield from ((opened.survivors, found) for opened, found in self.cohort(sites, task, classes))
+            yield from ((opened.survivors, found) for opened, found in self.ask_cohorts(sites, task, classes))
         except NotEnough as reason:
             self.outcome.warnings.append(f"task {task}: {reason}")
 
-    def in_order(self, tasks: Iterable[int]) -> list[int]:
+    def order_tasks(self, tasks: Iterable[int]) -> list[int]:
         """The tasks, first the one whose masked sum awaits its opening; it cannot be made anew."""
         pending = None if self.masked is None else self.masked.store.pending
         if pending is None:
             return list(tasks)
-        return sorted(tasks, key=lambda task: self.about(task) != pending.model)
+        return sorted(tasks, key=lambda task: self.hash_subject(task) != pending.model)
 
-    def about(self, task: int) -> str:
+    def hash_subject(self, task: int) -> str:
         """The hash by which a masked sum of the task is known."""
-        return statistics_subject(self.features, self.request.stamp.class_order, task, None)
+        return hash_statistics_subject(self.features, self.request.stamp.class_order, task, None)
 
-    def cohort(self, sites: Sequence[str], task: int, classes: range) -> Iterator[tuple[Opened, Statistics]]:
+    def ask_cohorts(
+        self, sites: Sequence[str], task: int, classes: range
+    ) -> Iterator[tuple[Opened, Statistics]]:
         """Yield masked sums of one task's classes, each over a cohort of sites; no site is in two.
 
         Those that were opened before come first, then one over the sites that are in none of these.
         Raises NotEnough when that one is not opened.
         """
         assert self.masked is not None
-        about = self.about(task)
+        about = self.hash_subject(task)
         left = dict.fromkeys(sites)
-        for opened in self.masked.store.all_opened("statistics", about):
+        for opened in self.masked.store.list_opened("statistics", about):
             if left.keys() & set(opened.survivors):
                 left = {site: None for site in left if site not in opened.survivors}
                 yield opened, self._of_cohort(opened, classes)
         here = self._asked(list(left))
-        needed = self.masked.parameters.survivors_needed(len(here))
+        needed = self.masked.parameters.count_survivors_needed(len(here))
         if len(here) < needed:
             if here:
                 raise NotEnough(f"{', '.join(here)} wait for others: a sum takes {needed} sites")
@@ -136,14 +138,14 @@ class StatisticsRound:
         message = StatisticsRequest(**self._stamp, of_task=task, features=self.features)
         requests = [(site, node, message) for site, node in here.items()]
         deadline = self.request.deadline
-        opened = self.masked.collect(self.grid, "statistics", about, requests, deadline, self.dropped)
+        opened = self.masked.collect(self.grid, "statistics", about, requests, deadline, self.drop_site)
         yield opened, self._of_cohort(opened, classes)
 
     def _of_cohort(self, opened: Opened, classes: range) -> Statistics:
         """Raises NotEnough for a sum that no samples have."""
         try:
-            shapes = self.form.shapes(len(classes))
-            gram, sums, counts = integers_of(opened.words, *shapes.values())
+            shapes = self.form.list_shapes(len(classes))
+            gram, sums, counts = decode_integers(opened.words, *shapes.values())
             found = Statistics(gram, sums, counts, classes)
             if self.noise is not None:
                 many = len(opened.survivors)
@@ -160,13 +162,13 @@ class StatisticsRound:
             **self._stamp, of_task=task, features=self.features, weights=weights, signers=rows
         )
 
-    def _signed(self, site: str, reply: StatisticsReply, found: Statistics) -> bool:
+    def _verify_signature(self, site: str, reply: StatisticsReply, found: Statistics) -> bool:
         """Whether a site signed these sums for this run, where it is asked to; else it is dropped by name."""
         if self.signers is None:
             return True
         try:
             statement = Statement.from_json(json.loads(reply.statement or "null"))
-            stamp, listed = self.request.stamp, lists(key.row for key in self.signers)
+            stamp, listed = self.request.stamp, hash_lists(key.row for key in self.signers)
             expected = (site, stamp.run, stamp.experiment, stamp.class_order, reply.of_task, self.features)
             told = attrgetter("site", "run", "experiment", "class_order", "task", "features")(statement)
             if told != expected or statement.signers not in listed:
@@ -176,7 +178,7 @@ class StatisticsRound:
             if not statement.is_of(found.sha256):
                 raise ValueError("of other sums")
         except (ValueError, RecursionError) as error:
-            self.dropped(site, f"StatisticsReply: statement: {error}")
+            self.drop_site(site, f"StatisticsReply: statement: {error}")
             return False
         self.statements[reply.of_task, site] = statement
         return True
@@ -194,7 +196,7 @@ class StatisticsRound:
             check_exact(found, weights)
         return found
 
-    def class_counts(self, sites: Sequence[str], task: int, classes: range) -> dict[str, list[int]]:
+    def ask_class_counts(self, sites: Sequence[str], task: int, classes: range) -> dict[str, list[int]]:
         """Ask sites for counts: site -> its training samples of each of the task's classes."""
         message = ClassCountsRequest(**self._stamp, of_task=task)
 
@@ -205,18 +207,18 @@ class StatisticsRound:
         found = self._ask(ClassCountsReply, message, self._asked(sites), check)
         return {site: reply.counts for site, reply in found.items()}
 
-    def right_answers(self, heads: Sequence[LinearHead]) -> tuple[Tensor, Tensor]:
+    def ask_right_answers(self, heads: Sequence[LinearHead]) -> tuple[Tensor, Tensor]:
         """Ask all sites how heads answer their validation samples: (right answers (K, C), samples (C,)).
 
         Raises DataError if no site answers, or no masked sum was opened.
         """
         known = self.request.stamp.num_classes
         if self.masked is not None:
-            return self._masked_answers(self._comparison(heads), len(heads))
+            return self._collect_masked_answers(self._build_comparison(heads), len(heads))
         correct = torch.zeros(len(heads), known, dtype=torch.int64)
         total = torch.zeros(known, dtype=torch.int64)
         # one object for all sites, so that it is serialised once
-        message = self._comparison(heads)
+        message = self._build_comparison(heads)
 
         def check(reply: CompareHeadsReply) -> None:
             if len(reply.total) != known or len(reply.correct) != known * len(heads):
@@ -232,8 +234,8 @@ class StatisticsRound:
             total += torch.tensor(reply.total)
         return correct, total
 
-    def _comparison(self, heads: Sequence[LinearHead]) -> CompareHeadsRequest:
-        tensors = [head.tensors() for head in heads]
+    def _build_comparison(self, heads: Sequence[LinearHead]) -> CompareHeadsRequest:
+        tensors = [head.list_tensors() for head in heads]
         return CompareHeadsRequest(
             **self._stamp,
             features=self.features,
@@ -243,15 +245,17 @@ class StatisticsRound:
             ),
         )
 
-    def _masked_answers(self, message: CompareHeadsRequest, heads: int) -> tuple[Tensor, Tensor]:
+    def _collect_masked_answers(self, message: CompareHeadsRequest, heads: int) -> tuple[Tensor, Tensor]:
         assert self.masked is not None
         known = message.num_classes
         sites = self._asked(list(self.request.sites))
         requests = [(site, node, message) for site, node in sites.items()]
-        about, deadline = content_sha256(message.heads), self.request.deadline
+        about, deadline = hash_tensors(message.heads), self.request.deadline
         try:
-            opened = self.masked.collect(self.grid, "compare_heads", about, requests, deadline, self.dropped)
-            correct, total = integers_of(opened.words, (heads, known), (known,))
+            opened = self.masked.collect(
+                self.grid, "compare_heads", about, requests, deadline, self.drop_site
+            )
+            correct, total = decode_integers(opened.words, (heads, known), (known,))
             if bool((correct > total).any()) or bool((correct < 0).any()):
                 raise ValueError("more right answers than samples, or fewer than none")
         except (NotEnough, ValueError) as missing:
@@ -265,16 +269,16 @@ class StatisticsRound:
     def _asked(self, sites: Sequence[str]) -> dict[str, int]:
         nodes: Mapping[str, int] = self.request.sites
         return {
-            site: nodes[site] for site in sites if site not in self.failed and not self.exchange.busy(site)
+            site: nodes[site] for site in sites if site not in self.failed and not self.exchange.is_busy(site)
         }
 
     def _ask(
         self, expected: type[Reply], message: Stamp, sites: Mapping[str, int], check: Callable[[Reply], None]
     ) -> dict[str, Reply]:
         requests = [(site, node, message) for site, node in sites.items()]
-        return ask(self.grid, self.exchange, requests, expected, self.request.deadline, self.dropped, check)
+        return ask(self.grid, self.exchange, requests, expected, self.request.deadline, self.drop_site, check)
 
-    def dropped(self, site: str, reason: str) -> None:
+    def drop_site(self, site: str, reason: str) -> None:
         """Leave a site out of the rest of the round, for this reason."""
         self.failed.add(site)
         self.outcome.dropped.append((site, reason))

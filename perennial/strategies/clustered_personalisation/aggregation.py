@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.foundation.errors import ProtocolError
-from perennial.models.layers import with_rows
+from perennial.models.layers import append_rows
 from perennial.privacy.noised_counts import CountNoise
 from perennial.protocol.messages import PersonalModelReply, PersonalModelRequest, TrainRequest
 from perennial.protocol.tensors import Tensors
@@ -20,7 +20,7 @@ from perennial.strategies.clustered_personalisation.grouping import Grouping
 from perennial.strategies.round.context import Aggregator, RoundContext, RunContext
 from perennial.strategies.round.exchange import Exchange, ask, check_possible, check_withheld
 from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, nested, part
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart, add_prefix, extract_prefixed
 
 Model = dict[str, Tensor]
 
@@ -59,9 +59,9 @@ class ClusterAggregation:
             cluster: _mean_with_rows([carried[s] for s in sites if s in carried], task.reference)
             for cluster, sites in sorted(members.items())
         }
-        former = {cluster: self._former(sites, before or {}) for cluster, sites in members.items()}
+        former = {cluster: self._find_former(sites, before or {}) for cluster, sites in members.items()}
         self._strategies = {
-            cluster: self._strategy(services, own, former[cluster]) for cluster in self.models
+            cluster: self._build_strategy(services, own, former[cluster]) for cluster in self.models
         }
         for cluster, aggregator in self._strategies.items():
             aggregator.begin_task(
@@ -76,7 +76,7 @@ class ClusterAggregation:
         """The aggregator of a round of all clusters, whose result is global_model, unchanged."""
         parts: dict[int, Aggregator] = {}
         for cluster, strategy in self._strategies.items():
-            own = ctx.part(self.models[cluster], self._grouping.members(cluster))
+            own = ctx.part(self.models[cluster], self._grouping.list_members(cluster))
             strategy.prepare_round(own)
             parts[cluster] = strategy.aggregator(own)
         return InClusters(ctx, parts, self.models, self._grouping.labels, global_model)
@@ -85,24 +85,24 @@ class ClusterAggregation:
         """Everything that a resumed server needs."""
         state: dict[str, Any] = {"clusters": sorted(self.models)}
         for cluster, model in self.models.items():
-            state |= nested(f"model-{cluster}", model)
-            state |= nested(f"aggregator-{cluster}", self._strategies[cluster].state_dict())
+            state |= add_prefix(f"model-{cluster}", model)
+            state |= add_prefix(f"aggregator-{cluster}", self._strategies[cluster].state_dict())
         return state
 
     def load_state_dict(self, services: RunContext, state: Mapping[str, Any]) -> None:
         """Restore what state_dict() returned, after the base strategy of all sites has been restored."""
         self.models, self._strategies = {}, {}
         for cluster in state["clusters"]:
-            self.models[cluster] = part(f"model-{cluster}", state)
-            self._strategies[cluster] = self._strategy(services, own={}, former=None)
-            self._strategies[cluster].load_state_dict(part(f"aggregator-{cluster}", state))
+            self.models[cluster] = extract_prefixed(f"model-{cluster}", state)
+            self._strategies[cluster] = self._build_strategy(services, own={}, former=None)
+            self._strategies[cluster].load_state_dict(extract_prefixed(f"aggregator-{cluster}", state))
 
-    def _former(self, sites: list[str], before: Mapping[str, int]) -> IncrementalStrategy | None:
+    def _find_former(self, sites: list[str], before: Mapping[str, int]) -> IncrementalStrategy | None:
         """Who served most of the sites in the task before, the lower cluster of equals."""
         served = Counter(sorted(before[site] for site in sites if before.get(site) in self._strategies))
         return self._strategies[served.most_common(1)[0][0]] if served else None
 
-    def _strategy(
+    def _build_strategy(
         self, services: RunContext, own: Arrays, former: IncrementalStrategy | None
     ) -> IncrementalStrategy:
         aggregator = copy.deepcopy(self._template)
@@ -169,7 +169,7 @@ def _mean_with_rows(models: list[Model], start: Arrays) -> Model:
     if not models:
         return dict(start)
     return {
-        name: with_rows(
+        name: append_rows(
             torch.stack([model[name].double() for model in models]).mean(dim=0).to(tensor.dtype), tensor
         )
         for name, tensor in start.items()
@@ -199,7 +199,7 @@ def complete_personal_models(
     messages: dict[str, PersonalModelRequest] = {}
     for cluster, model in models.items():
         members = [site for site, own in clusters.items() if own == cluster]
-        for sites, fields in request.previous.fields_for(members):
+        for sites, fields in request.previous.group_fields(members):
             # one object for all sites that get the same message, so that it is serialised once
             message = PersonalModelRequest(**common, arrays=Tensors(model), **fields)
             messages |= dict.fromkeys(sites, message)
@@ -212,7 +212,7 @@ def complete_personal_models(
         dropped,
         lambda reply: _check(reply, noise),
     )
-    return {site: _accuracy(reply) for site, reply in replies.items()}
+    return {site: _compute_accuracy(reply) for site, reply in replies.items()}
 
 
 class OwnAccuracy:
@@ -243,7 +243,7 @@ class OwnAccuracy:
         return [entry["accuracy"] for entry in self.by_round if entry["accuracy"] is not None]
 
 
-def _accuracy(reply: PersonalModelReply) -> float | None:
+def _compute_accuracy(reply: PersonalModelReply) -> float | None:
     samples = sum(reply.total or [])
     # noise can bring any count below 0, and right answers above the samples
     return min(1.0, max(0.0, sum(reply.correct or []) / samples)) if samples > 0 else None

@@ -25,25 +25,25 @@ LEAST_SILHOUETTE = 0.2
 """Below it "auto" finds no clusters at all."""
 
 
-def k_means(vectors: Vectors, clusters: int | Literal["auto"], seed: int) -> Labels:
+def cluster_by_k_means(vectors: Vectors, clusters: int | Literal["auto"], seed: int) -> Labels:
     """Clusters of near vectors (k-means++ with restarts; Arthur and Vassilvitskii 2007).
 
     "auto": as many clusters as have the best mean silhouette, 2 to 8, the fewer of equals; 1 when none is
     worth it. Raises StateError when there are fewer sites, or fewer different vectors, than clusters.
     """
-    names, matrix = _matrix(vectors)
+    names, matrix = _build_matrix(vectors)
     different = len(np.unique(matrix, axis=0))
     if clusters == "auto":
-        return canonical(names, _best(matrix, different, seed))
+        return normalise_labels(names, _choose_best(matrix, different, seed))
     for found, what in ((len(names), "sites gave a sparsity vector"), (different, "of them are different")):
         if not 1 <= clusters <= found:
             raise StateError(
                 f"strategy.clusters: found {clusters}, but {found} {what}; allowed: 1 to {found}, or auto"
             )
-    return canonical(names, _fit(matrix, clusters, seed))
+    return normalise_labels(names, _fit(matrix, clusters, seed))
 
 
-def by_threshold(vectors: Vectors) -> Labels:
+def cluster_by_threshold(vectors: Vectors) -> Labels:
     """Clusters of sites linked by distances below the middle of the widest gap between distances.
 
     The grouping rule of PFA is published without its threshold; the middle of the widest gap of the sorted
@@ -51,10 +51,10 @@ def by_threshold(vectors: Vectors) -> Labels:
     """
     from sklearn.cluster import AgglomerativeClustering
 
-    names, matrix = _matrix(vectors)
+    names, matrix = _build_matrix(vectors)
     if len(names) < 3:
-        return canonical(names, np.arange(len(names)))
-    distances = np.sort(_distances(matrix, matrix)[np.triu_indices(len(names), 1)])
+        return normalise_labels(names, np.arange(len(names)))
+    distances = np.sort(_compute_distances(matrix, matrix)[np.triu_indices(len(names), 1)])
     widest = int(np.argmax(np.diff(distances)))
     threshold = (distances[widest] + distances[widest + 1]) / 2
     if threshold == 0:
@@ -64,17 +64,17 @@ def by_threshold(vectors: Vectors) -> Labels:
         distance_threshold=threshold,
         linkage="single",
     )
-    return canonical(names, grouping.fit_predict(matrix))
+    return normalise_labels(names, grouping.fit_predict(matrix))
 
 
-def at_random(sites: Sequence[str], clusters: int, seed: int) -> Labels:
+def cluster_at_random(sites: Sequence[str], clusters: int, seed: int) -> Labels:
     """Clusters of sites drawn at random, whose sizes differ by one site at most."""
     names = sorted(sites)
     order = stream(seed, "random-clusters").permutation(len(names))
-    return canonical(names, np.argsort(order) % clusters)
+    return normalise_labels(names, np.argsort(order) % clusters)
 
 
-def canonical(names: Sequence[str], labels: np.ndarray) -> Labels:
+def normalise_labels(names: Sequence[str], labels: np.ndarray) -> Labels:
     """Labels of sites, renumbered by each cluster's first site. names: sorted. labels: (N,) of any kind."""
     numbers: dict[int, int] = {}
     return {
@@ -82,7 +82,7 @@ def canonical(names: Sequence[str], labels: np.ndarray) -> Labels:
     }
 
 
-def centres(vectors: Vectors, labels: Mapping[str, int]) -> dict[int, np.ndarray]:
+def compute_centres(vectors: Vectors, labels: Mapping[str, int]) -> dict[int, np.ndarray]:
     """(k,) mean vector of each cluster, over the sites that have both a vector and a label."""
     members: dict[int, list[np.ndarray]] = {}
     for site in sorted(vectors.keys() & labels.keys()):
@@ -90,12 +90,12 @@ def centres(vectors: Vectors, labels: Mapping[str, int]) -> dict[int, np.ndarray
     return {cluster: np.mean(rows, axis=0) for cluster, rows in sorted(members.items())}
 
 
-def nearest_centre(vector: np.ndarray, of: Mapping[int, np.ndarray]) -> int:
+def find_nearest_centre(vector: np.ndarray, of: Mapping[int, np.ndarray]) -> int:
     """The cluster whose centre in `of` is nearest to the vector; of equals the lowest number."""
     return min(sorted(of), key=lambda cluster: float(np.linalg.norm(vector - of[cluster])))
 
 
-def where_most_went(before: Mapping[str, int], now: Mapping[str, int]) -> Labels:
+def follow_majority(before: Mapping[str, int], now: Mapping[str, int]) -> Labels:
     """site -> cluster, for sites without one now: the cluster that most of their former cluster joined.
 
     Of equals the lowest. Sites whose former cluster has no member left in a cluster are left out.
@@ -116,12 +116,12 @@ def has_drifted(before: Vectors, now: Vectors, of: Mapping[int, np.ndarray]) -> 
     points = np.stack(list(of.values()))
     if not moved or len(points) < 2:
         return False
-    return max(moved) > 0.5 * _distances(points, points)[np.triu_indices(len(points), 1)].min()
+    return max(moved) > 0.5 * _compute_distances(points, points)[np.triu_indices(len(points), 1)].min()
 
 
-def two_directions(vectors: Vectors) -> dict[str, tuple[float, float]]:
+def project_to_plane(vectors: Vectors) -> dict[str, tuple[float, float]]:
     """site -> (x, y) in the first two principal components, for a picture; signs are fixed."""
-    names, matrix = _matrix(vectors)
+    names, matrix = _build_matrix(vectors)
     centred = matrix - matrix.mean(axis=0)
     _, _, axes = np.linalg.svd(centred, full_matrices=False)
     axes = np.vstack([axes, np.zeros((2, matrix.shape[1]))])[:2]
@@ -130,7 +130,7 @@ def two_directions(vectors: Vectors) -> dict[str, tuple[float, float]]:
     return {name: (float(x), float(y)) for name, (x, y) in zip(names, indices, strict=True)}
 
 
-def adjusted_rand(labels: Mapping[str, int], truth: Mapping[str, int]) -> float | None:
+def compute_adjusted_rand(labels: Mapping[str, int], truth: Mapping[str, int]) -> float | None:
     """Adjusted Rand index with known groups: 1 for the same, about 0 by chance; None if no site is in both.
 
     Hubert and Arabie 1985.
@@ -143,7 +143,7 @@ def adjusted_rand(labels: Mapping[str, int], truth: Mapping[str, int]) -> float 
     return float(adjusted_rand_score([truth[site] for site in sites], [labels[site] for site in sites]))
 
 
-def _best(matrix: np.ndarray, different: int, seed: int) -> np.ndarray:
+def _choose_best(matrix: np.ndarray, different: int, seed: int) -> np.ndarray:
     from sklearn.metrics import silhouette_score
 
     best, chosen = LEAST_SILHOUETTE, np.zeros(len(matrix), dtype=np.int64)
@@ -168,10 +168,10 @@ def _fit(matrix: np.ndarray, clusters: int, seed: int) -> np.ndarray:
     return means.fit_predict(matrix)
 
 
-def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _compute_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.linalg.norm(a[:, None] - b[None], axis=2)
 
 
-def _matrix(vectors: Vectors) -> tuple[list[str], np.ndarray]:
+def _build_matrix(vectors: Vectors) -> tuple[list[str], np.ndarray]:
     names = sorted(vectors)
     return names, np.stack([vectors[name] for name in names]).astype(np.float64)

@@ -12,17 +12,17 @@ from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError, StateError
 from perennial.models.sparsity import VECTOR, SparsityPlan, VectorSettings
 from perennial.protocol.messages import SparsityReply, SparsityRequest
-from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.protocol.tensors import Tensors, hash_tensors
 from perennial.strategies.clustered_personalisation.clustering import (
     Labels,
-    at_random,
-    by_threshold,
-    canonical,
-    centres,
+    cluster_at_random,
+    cluster_by_k_means,
+    cluster_by_threshold,
+    compute_centres,
+    find_nearest_centre,
+    follow_majority,
     has_drifted,
-    k_means,
-    nearest_centre,
-    where_most_went,
+    normalise_labels,
 )
 from perennial.strategies.round.context import RunContext
 from perennial.strategies.round.exchange import Exchange, ask
@@ -69,11 +69,11 @@ class Grouping:
         """Whether sites are asked for sparsity vectors."""
         return self._rule in ("sparsity", "threshold")
 
-    def members(self, cluster: int) -> frozenset[str]:
+    def list_members(self, cluster: int) -> frozenset[str]:
         """Sites of a cluster, absent ones too."""
         return frozenset(s for s, label in {**self.away, **self.labels}.items() if label == cluster)
 
-    def by_cluster(self, sites: Sequence[str]) -> dict[int, list[str]]:
+    def group_by_cluster(self, sites: Sequence[str]) -> dict[int, list[str]]:
         """cluster -> those of these sites that are in it."""
         found: dict[int, list[str]] = {}
         for site in sites:
@@ -112,25 +112,29 @@ class Grouping:
         found = self._ask(grid, exchange, request, services, asked, notes)
         if not found:
             return
-        if anew and (not found.keys() & self.labels.keys() or self._moved(found)):
+        if anew and (not found.keys() & self.labels.keys() or self._has_moved(found)):
             by_distance = self._rule == "threshold"
             before = {**self.away, **self.labels}
-            self.labels = by_threshold(found) if by_distance else k_means(found, self._clusters, seed)
-            self.away = where_most_went(before, self.labels)
+            self.labels = (
+                cluster_by_threshold(found)
+                if by_distance
+                else cluster_by_k_means(found, self._clusters, seed)
+            )
+            self.away = follow_majority(before, self.labels)
             self.vectors = found
             return
         if anew:
             # the extractor has changed, so only today's vectors say where the clusters lie now
             self.vectors = found
-        of = centres(self.vectors, self.labels)
+        of = compute_centres(self.vectors, self.labels)
         for site in sorted(found.keys() - self.labels.keys()):
-            self.labels[site] = nearest_centre(found[site], of)
+            self.labels[site] = find_nearest_centre(found[site], of)
         self.vectors |= found
 
-    def _moved(self, found: dict[str, np.ndarray]) -> bool:
+    def _has_moved(self, found: dict[str, np.ndarray]) -> bool:
         if self._clusters == "auto" and len(set(self.labels.values())) == 1:
             return True
-        return has_drifted(self.vectors, found, centres(self.vectors, self.labels))
+        return has_drifted(self.vectors, found, compute_centres(self.vectors, self.labels))
 
     def _ask(
         self,
@@ -145,18 +149,20 @@ class Grouping:
         seed = services.experiment.seed
         plan = settings.plan(services.load(request.arrays), services.input_shape, seed)
 
-        def dropped(site: str, reason: str) -> None:
+        def note_drop(site: str, reason: str) -> None:
             notes.append(f"site {site}: no cluster: {reason}")
 
         if services.releases is not None:
             # one that refuses is counted too: its answer does not tell whether a vector had been charged
-            charge = charges.sparsity(services.experiment, request.stamp.run, settings.epsilon).entry
+            charge = charges.price_sparsity(services.experiment, request.stamp.run, settings.epsilon).entry
             services.releases.asked(request.stamp.round, asked, [charge])
-        return ask_vectors(grid, exchange, request, asked, plan, dropped)
+        return ask_vectors(grid, exchange, request, asked, plan, note_drop)
 
     def _assign_without(self, sites: Sequence[str], seed: int, notes: list[str]) -> None:
         if self._rule == "fixed":
-            self.labels = canonical(sorted(self.truth), np.array([self.truth[s] for s in sorted(self.truth)]))
+            self.labels = normalise_labels(
+                sorted(self.truth), np.array([self.truth[s] for s in sorted(self.truth)])
+            )
             strangers = [site for site in sites if site not in self.labels]
             notes += [f"site {site}: no cluster: it is in none of strategy.groups" for site in strangers]
             return
@@ -166,7 +172,7 @@ class Grouping:
                 raise StateError(
                     f"strategy.clusters: found {self._clusters}, but there are {len(sites)} sites"
                 )
-            self.labels = at_random(sites, self._clusters, seed)
+            self.labels = cluster_at_random(sites, self._clusters, seed)
         sizes = [list(self.labels.values()).count(cluster) for cluster in range(self._clusters)]
         for site in sites:
             if site not in self.labels:
@@ -204,11 +210,11 @@ def ask_vectors(
     """
     arrays = Tensors(request.arrays)
     messages: dict[str, SparsityRequest] = {}
-    for some, fields in request.previous.fields_for(sites):
+    for some, fields in request.previous.group_fields(sites):
         messages |= dict.fromkeys(
             some, SparsityRequest(**request.stamp.stamp_fields, arrays=arrays, **fields)
         )
-    fingerprint = plan.fingerprint(content_sha256(arrays))
+    fingerprint = plan.fingerprint(hash_tensors(arrays))
     replies = ask(
         grid,
         exchange,

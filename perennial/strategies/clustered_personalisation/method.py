@@ -31,21 +31,21 @@ from perennial.strategies.clustered_personalisation.aggregation import (
     OwnAccuracy,
     complete_personal_models,
 )
-from perennial.strategies.clustered_personalisation.clustering import adjusted_rand, two_directions
+from perennial.strategies.clustered_personalisation.clustering import compute_adjusted_rand, project_to_plane
 from perennial.strategies.clustered_personalisation.grouping import Grouping, Rule
 from perennial.strategies.clustered_personalisation.site import PERSONAL
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.context import Aggregator, RoundContext, RoundOutcome, RunContext
-from perennial.strategies.round.parallel import parallel_round
+from perennial.strategies.round.parallel import run_parallel_round
 from perennial.strategies.round.request import (
     Arrays,
     Disclosures,
     RoundRequest,
     TaskStart,
     Traits,
-    nested,
-    part,
-    with_settings,
+    add_prefix,
+    add_settings,
+    extract_prefixed,
 )
 
 
@@ -110,10 +110,10 @@ class ClusteredPersonalisation(Wrapper):
         super().attach(run)
         self._grouping.check_sites(run.experiment.data.sites)
         for task, rounds in enumerate(run.schedule.rounds, start=1):
-            if self._rounds_of_global(task) > rounds:
+            if self._count_global_rounds(task) > rounds:
                 raise ConfigError(
-                    f"strategy.global_rounds: found {self._rounds_of_global(task)} in task {task}, which has "
-                    f"{rounds} rounds; allowed 0 to {rounds}"
+                    f"strategy.global_rounds: found {self._count_global_rounds(task)} in task "
+                    f"{task}, which has {rounds} rounds; allowed 0 to {rounds}"
                 )
 
     def disclosures(self) -> Disclosures:
@@ -126,7 +126,7 @@ class ClusteredPersonalisation(Wrapper):
         self._personal = tuple(sorted(select_layers(self._patterns, task.reference)))
         self.check_layers(self._shared(task.reference))
         if self.attached and self._grouping.needs_vectors:
-            self._vectors.whole_plan(self.run.load(task.reference), self.run.input_shape)
+            self._vectors.build_whole_plan(self.run.load(task.reference), self.run.input_shape)
         super().begin_task(task)
 
     # one round
@@ -134,17 +134,17 @@ class ClusteredPersonalisation(Wrapper):
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """Run a global round or a round of every cluster; a task's last one completes the sites' models."""
         self._global = request.arrays
-        self._in_personal_phase = self._round_in_task(request) > self._rounds_of_global(request.stamp.task)
+        self._in_personal_phase = self._round_in_task(request) > self._count_global_rounds(request.stamp.task)
         if not self._in_personal_phase:
-            return parallel_round(self, self.context(grid, request))
+            return run_parallel_round(self, self.build_context(grid, request))
         exchange = self.exchange
         up, down = exchange.bytes_up, exchange.bytes_down
         warnings = self._group(grid, request)
         members = {site: node for site, node in request.sites.items() if site in self._grouping.labels}
-        ctx = self.context(grid, replace(request, sites=members))
+        ctx = self.build_context(grid, replace(request, sites=members))
         # the gate admits updates of exactly these tensors: a personal layer in a reply is refused
         ctx.reference = self._shared(self._global)
-        outcome = parallel_round(self, ctx)
+        outcome = run_parallel_round(self, ctx)
         outcome.absent += [site for site in request.sites if site not in members]
         outcome.warnings += warnings
         outcome.details["clusters"] = {site: self._grouping.labels[site] for site in members}
@@ -157,10 +157,10 @@ class ClusteredPersonalisation(Wrapper):
         if not self._in_personal_phase:
             return super().requests(request, sites)
         made: dict[str, TrainRequest] = {}
-        members = self._grouping.by_cluster(sites)
+        members = self._grouping.group_by_cluster(sites)
         for cluster, some in members.items():
             theirs = replace(request, arrays=Tensors(self._sent(cluster)))
-            theirs = with_settings(theirs, **{PERSONAL: list(self._personal)})
+            theirs = add_settings(theirs, **{PERSONAL: list(self._personal)})
             made |= self._clusters.requests(cluster, theirs, some)
         return made
 
@@ -187,7 +187,7 @@ class ClusteredPersonalisation(Wrapper):
         before = dict(self._grouping.labels)
         self._grouping.assign(grid, self.exchange, request, self.run, anew=starting, notes=notes)
         if starting and self._grouping.labels:
-            self._begin_phase(task, schedule.classes_of(task), before)
+            self._begin_phase(task, schedule.list_classes(task), before)
         return sorted(notes)
 
     def _begin_phase(self, task: int, classes: range, before: Mapping[str, int]) -> None:
@@ -199,7 +199,7 @@ class ClusteredPersonalisation(Wrapper):
             task, classes.stop, classes, self._shared(self._global), tuple(self._grouping.labels)
         )
         own = {name: self._global[name] for name in self._personal}
-        carried = before if self._rounds_of_global(task) == 0 else None
+        carried = before if self._count_global_rounds(task) == 0 else None
         self._clusters.begin_phase(self.run, start, own, carried)
         self._phase_task = task
 
@@ -212,7 +212,7 @@ class ClusteredPersonalisation(Wrapper):
         experiment, releases = self.run.experiment, self.run.releases
         noise = count_noise(experiment)
         if noise is not None and releases is not None:
-            charge = [charges.evaluation(experiment, request.stamp.run).entry]
+            charge = [charges.price_evaluation(experiment, request.stamp.run).entry]
             releases.asked(request.stamp.round, request.sites, charge)
         accuracies = complete_personal_models(
             grid,
@@ -231,7 +231,7 @@ class ClusteredPersonalisation(Wrapper):
         """From 1."""
         return request.stamp.round - sum(self.run.schedule.rounds[: request.stamp.task - 1])
 
-    def _rounds_of_global(self, task: int) -> int:
+    def _count_global_rounds(self, task: int) -> int:
         if isinstance(self._global_rounds, int):
             return self._global_rounds
         if task > len(self._global_rounds):
@@ -257,7 +257,7 @@ class ClusteredPersonalisation(Wrapper):
         if len(vectors) > 1:
             blocks["clusters"] = {
                 site: {"x": x, "y": y, "cluster": str(labels[site])}
-                for site, (x, y) in two_directions(vectors).items()
+                for site, (x, y) in project_to_plane(vectors).items()
                 if site in labels
             }
         reported = self._accuracy.reported
@@ -268,7 +268,7 @@ class ClusteredPersonalisation(Wrapper):
             blocks["personalisation"] = {
                 "clusters": len(set(labels.values())),
                 "members": dict(sorted(labels.items())),
-                "adjusted_rand": adjusted_rand(labels, truth) if truth else None,
+                "adjusted_rand": compute_adjusted_rand(labels, truth) if truth else None,
                 "accuracy": reported[-1] if reported else None,
                 "best_accuracy": max(reported, default=None),
                 "rounds": self._accuracy.by_round,
@@ -284,14 +284,14 @@ class ClusteredPersonalisation(Wrapper):
             "accuracy": self._accuracy.by_site,
             "by_round": self._accuracy.by_round,
             **self._clusters.state_dict(),
-            **nested("grouping", self._grouping.state_dict()),
+            **add_prefix("grouping", self._grouping.state_dict()),
             **super().state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._phase_task, self._personal = state["phase_task"], tuple(state["personal"])
         self._accuracy.by_site, self._accuracy.by_round = state["accuracy"], state["by_round"]
-        self._grouping.load_state_dict(part("grouping", state))
+        self._grouping.load_state_dict(extract_prefixed("grouping", state))
         super().load_state_dict(state)
         if self.attached:
             self._clusters.load_state_dict(self.run, state)

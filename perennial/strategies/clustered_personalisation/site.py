@@ -14,20 +14,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from perennial.client.held_out import held_out_counts, own_class_means
+from perennial.client.held_out import count_held_out, own_class_means
 from perennial.client.policy import check_answer, check_floor, check_sparsity, protects_records
-from perennial.client.release import leave, stays_here
+from perennial.client.release import contain_errors, leave
 from perennial.client.site import Site
-from perennial.client.training_samples import choose, training_indices
+from perennial.client.training_samples import choose, find_training_indices
 from perennial.config import charges
 from perennial.config.evaluation import count_noise
-from perennial.config.strategies import nested
+from perennial.config.strategies import list_nested
 from perennial.foundation.errors import ProtocolError, StateError
-from perennial.learning.batches import in_batches
+from perennial.learning.batches import split_batches
 from perennial.learning.site_method import Answers, PlannedRun, Records, SiteMethod, TurnStart
-from perennial.models.layers import with_rows
+from perennial.models.layers import append_rows
 from perennial.models.sparsity import VECTOR, VectorSettings, zero_shares
-from perennial.privacy.accountants import sparsity_l2_sensitivity
+from perennial.privacy.accountants import compute_sparsity_l2_sensitivity
 from perennial.privacy.noise import Noise, add_noise
 from perennial.privacy.released import Public, Released
 from perennial.protocol.messages import (
@@ -36,7 +36,7 @@ from perennial.protocol.messages import (
     SparsityReply,
     SparsityRequest,
 )
-from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.protocol.tensors import Tensors, hash_tensors
 
 RECORD = "own-layers"
 PERSONAL = "personal"
@@ -48,9 +48,9 @@ def answer_personal_model(site: Site, request: PersonalModelRequest) -> Personal
     policy = site.identity.policy
     check_answer(policy, "train")
     site.check_experiment(request)
-    previous = site.previous_model(request)
+    previous = site.load_previous_model(request)
     records, names = site.state(request.run), request.personal or []
-    arrays = with_own_layers(records, site.name, request.arrays, names, before_round=request.round + 1)
+    arrays = restore_own_layers(records, site.name, request.arrays, names, before_round=request.round + 1)
     model, _ = site.models.load(request.num_classes, arrays, previous)
     experiment = site.experiment
     # noise that the server adds to sums is on no single site's counts
@@ -58,14 +58,14 @@ def answer_personal_model(site: Site, request: PersonalModelRequest) -> Personal
     if not experiment.evaluation.federated or "evaluate" not in policy.answers or on_sums_alone:
         reply = leave(site.identity, request, PersonalModelReply)
     else:
-        counts = held_out_counts(site, request, model)
-        reply = leave(site.identity, request, PersonalModelReply, **counts.typed())
-    with stays_here("the site's own model") if protects_records(site.identity) else nullcontext():
+        counts = count_held_out(site, request, model)
+        reply = leave(site.identity, request, PersonalModelReply, **counts.build_fields())
+    with contain_errors("the site's own model") if protects_records(site.identity) else nullcontext():
         site.keep_own_model(model, own_class_means(site, request, model))
     return reply
 
 
-def with_own_layers(
+def restore_own_layers(
     records: Records, site: str, arrays: Mapping[str, Tensor], names: Sequence[str], before_round: int
 ) -> Tensors:
     """arrays, with the site's own values for the named layers as they were before a round.
@@ -83,7 +83,7 @@ def with_own_layers(
     for name in names:
         if name in own:
             try:
-                joined[name] = with_rows(own[name], arrays[name])
+                joined[name] = append_rows(own[name], arrays[name])
             except ValueError as error:
                 raise StateError(f"own layer {name!r} of site {site!r}: {error}") from error
     return joined
@@ -111,7 +111,7 @@ class PersonalSite(SiteMethod):
         start = self.start
         if not self.stays:
             return arrays
-        return with_own_layers(start.records, start.site, arrays, self.stays, start.request.round)
+        return restore_own_layers(start.records, start.site, arrays, self.stays, start.request.round)
 
     def finish(self, trained: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> None:
         if self.stays:
@@ -132,21 +132,21 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
     Raises PolicyRefusal when the policy lets no such vector leave or the samples are too few, PrivacyError
     when the budget does not cover it.
     """
-    policy, settings = site.identity.policy, _settings(site)
+    policy, settings = site.identity.policy, _read_settings(site)
     check_answer(policy, "sparsity")
     check_sparsity(policy, site.experiment, noised=settings.epsilon is not None)
     site.check_experiment(request)
-    previous = site.previous_model(request)
+    previous = site.load_previous_model(request)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
     plan = settings.plan(model.eval(), site.models.input_shape, site.experiment.seed)
-    mechanism = charges.sparsity(site.experiment, request.run, settings.epsilon)
+    mechanism = charges.price_sparsity(site.experiment, request.run, settings.epsilon)
 
     def find() -> Tensor:
         if settings.epsilon is not None:
-            classes = site.task_range(request)
+            classes = site.find_task_range(request)
             # all of them: which samples pre-training leaves depends on the others
-            return site.data.task_indices("train", classes.start, classes.stop)
-        rows, _ = training_indices(site, request, previous)
+            return site.data.find_task_indices("train", classes.start, classes.stop)
+        rows, _ = find_training_indices(site, request, previous)
         check_floor(policy, "sparsity", len(rows))
         return rows
 
@@ -155,9 +155,9 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
     data = site.samples(rows, hidden=settings.epsilon is not None)
     vector = torch.zeros(plan.length, dtype=torch.float64)
     if samples or settings.epsilon is None:
-        vector = plan.vector(zero_shares(model, in_batches(data), plan.layers))
+        vector = plan.vector(zero_shares(model, split_batches(data), plan.layers))
     if settings.epsilon is not None:
-        mechanism = mechanism.within(sparsity_l2_sensitivity(plan.length))
+        mechanism = mechanism.within(compute_sparsity_l2_sensitivity(plan.length))
         sums = torch.cat([vector * samples, torch.tensor([samples], dtype=torch.float64)])
         add_noise(sums, mechanism.std, Noise())
         vector = (sums[:-1] / sums[-1].clamp(min=1.0)).clamp(0.0, 1.0)
@@ -165,15 +165,15 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
         site.identity,
         request,
         SparsityReply,
-        extractor=Public(plan.fingerprint(content_sha256(request.arrays))),
+        extractor=Public(plan.fingerprint(hash_tensors(request.arrays))),
         vector=Released(Tensors({VECTOR: vector.float()}), mechanism),
     )
 
 
-def _settings(site: Site) -> VectorSettings:
+def _read_settings(site: Site) -> VectorSettings:
     """Of the experiment's strategy, or one that it wraps."""
     section = site.experiment.strategy
-    for name, keys in nested(section.name, section.parameters):
+    for name, keys in list_nested(section.name, section.parameters):
         if name in ("clustered_personalisation", "pfa"):
             return VectorSettings.of(keys)
     raise ProtocolError("SparsityRequest: the experiment's strategy finds no clusters")

@@ -9,17 +9,17 @@ from flwr.serverapp import Grid
 
 from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
-from perennial.models.digest_networks import FeatureEncoder, digest_shape, encoder_hash
+from perennial.models.digest_networks import FeatureEncoder, compute_digest_shape, hash_encoder
 from perennial.privacy.config import DigestConfig
-from perennial.privacy.digests import DigestGuarantee, guarantee_of, guess_log10
+from perennial.privacy.digests import DigestGuarantee, compute_guarantee, guess_log10
 from perennial.privacy.entries import Entry
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import DigestReply, DigestRequest, Refusal
 from perennial.protocol.stamp import Stamp
-from perennial.strategies.digest_synthesis.store import DigestStore, checked
+from perennial.strategies.digest_synthesis.store import DigestStore, check_digest_reply
 from perennial.strategies.round.context import RunContext
 from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.exchange import checked as checked_reply
+from perennial.strategies.round.exchange import parse_reply as checked_reply
 from perennial.strategies.round.request import RoundRequest
 
 
@@ -83,7 +83,7 @@ class DigestLending:
         A site that does not answer in time is asked again in a later round.
         """
         message = DigestRequest(**request.stamp.stamp_fields, encoder=self._encoder)
-        asked = [(site, node, message) for site, node in sites.items() if not self._exchange.busy(site)]
+        asked = [(site, node, message) for site, node in sites.items() if not self._exchange.is_busy(site)]
         replies: dict[str, DigestReply] = {}
         problems: dict[str, str] = {}
         declined: list[str] = []
@@ -109,11 +109,11 @@ class DigestLending:
             self.withdrawals += 1
             notes.append(f"site {site} has withdrawn its digests; the guidance starts anew")
 
-    def summary_block(self) -> dict[str, Any]:
+    def build_summary_block(self) -> dict[str, Any]:
         """The summary's block on the digests that the server holds, by site, and their epsilon."""
         encoder = f"random, SHA-256 {self._encoder:.12}"
-        length = math.prod(digest_shape(self._run.input_shape))
-        return {"encoder": encoder} | digest_block(
+        length = math.prod(compute_digest_shape(self._run.input_shape))
+        return {"encoder": encoder} | build_digest_block(
             self.digests, length, self.store, self.rounds_stood_in, self._withdrawn
         )
 
@@ -137,15 +137,17 @@ class DigestLending:
 
     def _charge(self, stamp: Stamp) -> list[Entry]:
         """What a site charges for the digests of one task."""
-        guarantee = published_guarantee(self.digests, math.prod(digest_shape(self._run.input_shape)))
-        mechanisms = charges.digests(self._run.experiment, stamp.run, self.digests, guarantee)
+        guarantee = compute_published_guarantee(
+            self.digests, math.prod(compute_digest_shape(self._run.input_shape))
+        )
+        mechanisms = charges.price_digests(self._run.experiment, stamp.run, self.digests, guarantee)
         return [mechanism.entry for mechanism in mechanisms]
 
     @cached_property
     def _encoder(self) -> str:
         """Hash of the encoder that the digests must come from."""
         experiment = self._run.experiment
-        return encoder_hash(FeatureEncoder(self._run.input_shape, experiment.seed))
+        return hash_encoder(FeatureEncoder(self._run.input_shape, experiment.seed))
 
     def _take(self, site: str, reply: DigestReply, notes: list[str]) -> int:
         """Keep or forget a site's digests, as it says; returns the bytes that came."""
@@ -155,8 +157,8 @@ class DigestLending:
             return 0
         if self.store.holds(site, reply.task):
             return 0
-        shape = digest_shape(self._run.input_shape)
-        digests = checked(reply, self._encoder, shape, self.digests.per_digest)
+        shape = compute_digest_shape(self._run.input_shape)
+        digests = check_digest_reply(reply, self._encoder, shape, self.digests.per_digest)
         self.store.put(site, reply.task, digests)
         if site in self._withdrawn:
             self._withdrawn.remove(site)
@@ -166,7 +168,7 @@ class DigestLending:
 FLOAT_LEVELS = 2**32
 
 
-def digest_block(
+def build_digest_block(
     config: DigestConfig,
     length: int,
     store: DigestStore,
@@ -177,13 +179,13 @@ def digest_block(
 
     A class is without digests if each site that lends has fewer samples of it than one digest takes.
     """
-    guarantee = published_guarantee(config, length)
+    guarantee = compute_published_guarantee(config, length)
     sites = {
         site: {
-            "digests": sum(len(digests.features) for digests in store.tasks(site).values()),
+            "digests": sum(len(digests.features) for digests in store.list_digests(site).values()),
             "samples": store.samples(site),
             "bytes": store.bytes(site),
-            "tasks": list(store.tasks(site)),
+            "tasks": list(store.list_digests(site)),
             "rounds_stood_in": rounds_stood_in.get(site, 0),
         }
         for site in store.sites
@@ -196,27 +198,27 @@ def digest_block(
     }
     if guarantee.nominal is not None:
         block["nominal_epsilon"] = guarantee.nominal
-    block["epsilon_of_one_sample"] = _figure(guarantee.epsilon)
+    block["epsilon_of_one_sample"] = _round_epsilon(guarantee.epsilon)
     if guarantee.if_public is not None:
-        block["epsilon_of_one_sample_were_the_scale_public"] = _figure(guarantee.if_public)
+        block["epsilon_of_one_sample_were_the_scale_public"] = _round_epsilon(guarantee.if_public)
     block |= {
         "delta": guarantee.delta,
-        "epsilon_of_one_label": _figure(guarantee.label_epsilon),
+        "epsilon_of_one_label": _round_epsilon(guarantee.label_epsilon),
         "guess_heuristic_log10": round(guess_log10(length, FLOAT_LEVELS, config.per_digest), 1),
     }
-    if missing := store.classes_without():
+    if missing := store.find_missing_classes():
         block["classes_without_digests"] = missing
     if withdrawn:
         block["withdrawn"] = list(withdrawn)
     return block | {"sites": sites}
 
 
-def published_guarantee(config: DigestConfig, length: int) -> DigestGuarantee:
+def compute_published_guarantee(config: DigestConfig, length: int) -> DigestGuarantee:
     """The privacy guarantee of digests of `length` numbers, from the experiment's settings alone."""
     largest = max(config.weights) if config.weights else 1 / config.per_digest
     # the published scale is a share of the bound, so the bound itself does not matter to its epsilon
-    return guarantee_of(config, length, config.largest or 1.0, largest)
+    return compute_guarantee(config, length, config.largest or 1.0, largest)
 
 
-def _figure(epsilon: float) -> float | str:
+def _round_epsilon(epsilon: float) -> float | str:
     return round(epsilon, 4) if math.isfinite(epsilon) else "infinite"

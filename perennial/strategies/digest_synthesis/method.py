@@ -144,7 +144,7 @@ class DigestSynthesis(Wrapper):
     def summary_blocks(self) -> dict[str, Any]:
         """The base's blocks, and one on the digests that the server holds and their epsilon."""
         blocks = super().summary_blocks()
-        return blocks | {"digest": self.networks.lending.summary_block()} if self.attached else blocks
+        return blocks | {"digest": self.networks.lending.build_summary_block()} if self.attached else blocks
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
@@ -186,7 +186,7 @@ class StandIns(Counted):
         """Add stand-ins of sites that are known to be absent."""
         super().while_waiting()
         there = {*self.ctx.request.sites, *self.ctx.request.resting}
-        for site in self._lenders():
+        for site in self._list_lenders():
             if site not in there:
                 self._stand_in(site)
 
@@ -202,7 +202,7 @@ class StandIns(Counted):
         answers, outcome = super().complete(), self.ctx.outcome
         self.method.forget_withdrawn()
         heard = {*outcome.participants, *(site for site, _ in outcome.dropped)}
-        for site in self._lenders():
+        for site in self._list_lenders():
             if site in self.ctx.request.sites and site not in heard:
                 self._stand_in(site)
         for site, _ in outcome.refused:
@@ -210,19 +210,19 @@ class StandIns(Counted):
         return answers + len(self._stood_in)
 
     def result(self) -> dict[str, Tensor]:
-        arrays = self._joint_step(super().result())
+        arrays = self._train_jointly(super().result())
         self.ctx.outcome.details["digests"] = {
             "stood_in": {site: round(loss, 6) for site, loss in sorted(self._stood_in.items())},
-            "sites": self._lenders(),
+            "sites": self._list_lenders(),
         }
         return arrays
 
-    def _lenders(self) -> list[str]:
+    def _list_lenders(self) -> list[str]:
         """Sites of this strategy whose digests are there, in order of name."""
         members = self.ctx.members
         return [site for site in self._lending.store.sites if members is None or site in members]
 
-    def _model(self) -> dict[str, Tensor]:
+    def _complete_model(self) -> dict[str, Tensor]:
         """The round's model, with the server's own layers."""
         return {**self._networks.own, **self.ctx.reference}
 
@@ -230,9 +230,9 @@ class StandIns(Counted):
         """The update of an absent site, from its digests."""
         request, learner = self.ctx.request, self._experiment.learner
         store, outcome = self._lending.store, self.ctx.outcome
-        features, labels = self._gathered([site])
-        result = self._networks.recall(self.ctx.reference).stand_in(
-            self._model(),
+        features, labels = self._gather_digests([site])
+        result = self._networks.prepare_recall(self.ctx.reference).stand_in(
+            self._complete_model(),
             features,
             labels,
             RECALL_EPOCHS,
@@ -260,14 +260,14 @@ class StandIns(Counted):
         self._stood_in[site] = loss
         self._lending.rounds_stood_in[site] = self._lending.rounds_stood_in.get(site, 0) + 1
 
-    def _joint_step(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        sites, method, networks = self._lenders(), self.method, self._networks
+    def _train_jointly(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        sites, method, networks = self._list_lenders(), self.method, self._networks
         if not sites or not method.server_epochs:
             return arrays
         lr = method.server_lr or self._experiment.learner.optimizer.lr
-        found = networks.recall(self.ctx.reference).joint_step(
+        found = networks.prepare_recall(self.ctx.reference).train_jointly(
             {**networks.own, **arrays},
-            *self._gathered(sites),
+            *self._gather_digests(sites),
             method.server_epochs,
             (lr, method.guidance_lr or lr),
             stream(self._experiment.seed, "joint-batches", self.ctx.number),
@@ -283,7 +283,7 @@ class StandIns(Counted):
         networks.own = {name: trained[name] for name in networks.own}
         return {name: trained[name] for name in arrays}
 
-    def _gathered(self, sites: list[str]) -> tuple[Tensor, Tensor]:
+    def _gather_digests(self, sites: list[str]) -> tuple[Tensor, Tensor]:
         """(features, labels) of digests to train on."""
         spread_by = spread_factor(self._lending.digests) if self.method.spread else 1.0
         classes, device = self.ctx.request.stamp.num_classes, self._networks.run.device

@@ -17,10 +17,10 @@ from perennial.config.learner import Optimizer
 from perennial.learning.optimizers import FlatOptimizer
 from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
 from perennial.models.flat import FlatParameters
-from perennial.models.layers import with_rows
+from perennial.models.layers import append_rows
 from perennial.strategies.digest_synthesis.lending import DigestLending
 from perennial.strategies.round.context import RunContext
-from perennial.strategies.round.request import Arrays, nested, part
+from perennial.strategies.round.request import Arrays, add_prefix, extract_prefixed
 
 SERVER_MOMENTUM = 0.9
 Velocities = tuple[Tensor | None, Tensor | None]
@@ -95,13 +95,13 @@ class Recall:
         update = self.flat.vector - before
         if not bool(torch.isfinite(update).all()):
             return None
-        views = self.flat.views(update)
+        views = self.flat.view_tensors(update)
         for name in self.own:
             views.pop(name).zero_()
         norm = float(torch.linalg.vector_norm(update))
         return views, norm, steps, total / len(features)
 
-    def joint_step(
+    def train_jointly(
         self,
         aggregate: Arrays,
         features: Tensor,
@@ -134,7 +134,7 @@ class Recall:
         if not bool(torch.isfinite(self.flat.vector).all() and torch.isfinite(self.producer.vector).all()):
             self.producer.vector.copy_(producer)
             return None
-        trained = {name: tensor.clone() for name, tensor in self.flat.views(self.flat.vector).items()}
+        trained = {name: tensor.clone() for name, tensor in self.flat.view_tensors(self.flat.vector).items()}
         model, guidance = (next(iter(descent.states), None) for descent in descents)
         return trained, (model, guidance)
 
@@ -187,10 +187,10 @@ class ServerNetworks:
         self.guidance.load_state_dict(source.guidance.state_dict())
         self.seen_withdrawals = source.seen_withdrawals
         if as_former:
-            self.own = {name: with_rows(source.own[name], tensor) for name, tensor in own.items()}
+            self.own = {name: append_rows(source.own[name], tensor) for name, tensor in own.items()}
             self.velocities = (None, source.velocities[1])
 
-    def recall(self, reference: Arrays) -> Recall:
+    def prepare_recall(self, reference: Arrays) -> Recall:
         """The networks that train on digests, with the model in `reference` at the first call of a task."""
         if self._recall is None:
             model = copy.deepcopy(self.run.load({**self.own, **reference}))
@@ -208,15 +208,18 @@ class ServerNetworks:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed server needs, without the digests."""
-        state = nested("guidance", self.guidance.state_dict()) | nested("own", self.own)
+        state = add_prefix("guidance", self.guidance.state_dict()) | add_prefix("own", self.own)
         for name, velocity in zip(("model", "producer"), self.velocities, strict=True):
             if velocity is not None:
                 state[f"velocity/{name}"] = velocity
         return state | {"withdrawals": self.seen_withdrawals}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.guidance.load_state_dict(part("guidance", state))
-        self.own = part("own", state)
-        kept = {name: velocity.to(self.run.device) for name, velocity in part("velocity", state).items()}
+        self.guidance.load_state_dict(extract_prefixed("guidance", state))
+        self.own = extract_prefixed("own", state)
+        kept = {
+            name: velocity.to(self.run.device)
+            for name, velocity in extract_prefixed("velocity", state).items()
+        }
         self.velocities = kept.get("model"), kept.get("producer")
         self.seen_withdrawals = state["withdrawals"]

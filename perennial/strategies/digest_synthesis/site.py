@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from perennial.client.policy import check_digests, check_floor
-from perennial.client.release import leave, paid_before, pay
+from perennial.client.release import leave, pay, restore_paid
 from perennial.client.site import Site
 from perennial.client.training_samples import choose
 from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
-from perennial.learning.batches import outputs
+from perennial.learning.batches import compute_outputs
 from perennial.learning.site_method import Answers, PlannedRun, SiteMethod
-from perennial.models.digest_networks import FeatureEncoder, encoder_hash
+from perennial.models.digest_networks import FeatureEncoder, hash_encoder
 from perennial.privacy.config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, Digests, make_digests
 from perennial.privacy.noise import Noise
@@ -49,16 +49,16 @@ def answer_digest(site: Site, request: DigestRequest) -> DigestReply:
         )
     check_digests(policy, site.experiment, config)
     encoder = FeatureEncoder(site.data.input_shape, site.experiment.seed)
-    ours = encoder_hash(encoder)
+    ours = hash_encoder(encoder)
     if request.encoder != ours:
         raise ProtocolError(f"DigestRequest: encoder: found {request.encoder:.12}, this site has {ours:.12}")
     state, name = site.state(request.run), f"digest-{request.task}"
     kept = state.get(name, before=1)
     if kept is None:
-        paid = pay(site.identity, _released(site, request, encoder, config))
+        paid = pay(site.identity, _release_digests(site, request, encoder, config))
         state.put(name, 0, paid.value, {"samples_per_digest": config.per_digest})
     else:
-        paid = paid_before(Tensors(kept[0]))
+        paid = restore_paid(Tensors(kept[0]))
     return leave(
         site.identity,
         request,
@@ -69,14 +69,14 @@ def answer_digest(site: Site, request: DigestRequest) -> DigestReply:
     )
 
 
-def digests_of(
+def compute_digests(
     site: Site, encoder: FeatureEncoder, task: int, source: Noise
 ) -> tuple[Digests, DigestGuarantee]:
     """Digests of the site's training samples of one task's classes; nothing is recorded."""
     config = site.experiment.digests
     assert config is not None
-    classes = site.process.registry.schedule.classes_of(task)
-    indices = site.data.task_indices("train", classes.start, classes.stop)
+    classes = site.process.registry.schedule.list_classes(task)
+    indices = site.data.find_task_indices("train", classes.start, classes.stop)
     check_floor(site.identity.policy, "digest", len(indices))
     features, labels = encode(site, encoder, indices), site.data.y[indices]
     generator = stream(site.experiment.seed, "digest-groups", site.name, task)
@@ -89,7 +89,7 @@ def encode(site: Site, encoder: FeatureEncoder, indices: Tensor) -> Tensor:
     config = site.experiment.digests
     data = site.samples(indices, hidden=config is not None and config.protects)
     encoder = encoder.to(site.models.device)
-    return outputs(lambda inputs: encoder(inputs).cpu(), data) if len(data) else torch.empty(0, 1)
+    return compute_outputs(lambda inputs: encoder(inputs).cpu(), data) if len(data) else torch.empty(0, 1)
 
 
 class SummarySite(SiteMethod):
@@ -101,17 +101,17 @@ class SummarySite(SiteMethod):
         return int(kind == "digest" and plan.experiment.digests is not None)
 
 
-def _released(
+def _release_digests(
     site: Site, request: DigestRequest, encoder: FeatureEncoder, config: DigestConfig
 ) -> Released[Tensors]:
-    experiment, classes = site.experiment, site.task_range(request)
-    clear = charges.in_the_clear(experiment, request.run, "digest")
-    mechanisms = charges.digests(experiment, request.run, config)
+    experiment, classes = site.experiment, site.find_task_range(request)
+    clear = charges.price_clear_release(experiment, request.run, "digest")
+    mechanisms = charges.price_digests(experiment, request.run, config)
     # groups of samples are mixed, so that none can be left out by itself
-    choose(site, clear, lambda: site.data.task_indices("train", classes.start, classes.stop), mechanisms)
-    digests, guarantee = digests_of(site, encoder, request.task, Noise())
+    choose(site, clear, lambda: site.data.find_task_indices("train", classes.start, classes.stop), mechanisms)
+    digests, guarantee = compute_digests(site, encoder, request.task, Noise())
     if not config.protects:
-        mechanisms = charges.digests(experiment, request.run, config, guarantee)
+        mechanisms = charges.price_digests(experiment, request.run, config, guarantee)
     if experiment.privacy.enabled and config.labels_in_the_clear:
         mechanisms.append(clear)
     tensors = Tensors(features=digests.features.cpu(), labels=digests.labels.cpu())

@@ -30,12 +30,14 @@ class StoredDigests:
     class_order: str
     encoder: str
 
-    def padded(self, num_classes: int) -> Tensor:
+    def pad_labels(self, num_classes: int) -> Tensor:
         """(D, num_classes) labels: classes that came later have share 0."""
         return F.pad(self.labels, (0, num_classes - self.labels.shape[1]))
 
 
-def checked(reply: DigestReply, encoder: str, shape: tuple[int, ...], per_digest: int) -> StoredDigests:
+def check_digest_reply(
+    reply: DigestReply, encoder: str, shape: tuple[int, ...], per_digest: int
+) -> StoredDigests:
     """The digests in a reply. Raises ProtocolError naming what is wrong: a site may send anything.
 
     encoder: hash of the server's. shape: of one digest. The stamp has been compared before.
@@ -97,13 +99,13 @@ class DigestStore:
     def holds(self, site: str, task: int) -> bool:
         return task in self._held.get(site, {})
 
-    def tasks(self, site: str) -> dict[int, StoredDigests]:
+    def list_digests(self, site: str) -> dict[int, StoredDigests]:
         """A site's digests by task."""
         return dict(sorted(self._held.get(site, {}).items()))
 
     def samples(self, site: str) -> int:
         """Number of samples in a site's digests."""
-        return sum(digests.samples for digests in self.tasks(site).values())
+        return sum(digests.samples for digests in self.list_digests(site).values())
 
     def gathered(
         self,
@@ -115,17 +117,17 @@ class DigestStore:
 
         spread_by: multiplies each single-class digest's distance from its class's mean.
         """
-        parts = [digests for site in sorted(sites) for digests in self.tasks(site).values()]
+        parts = [digests for site in sorted(sites) for digests in self.list_digests(site).values()]
         features = [
             part.features if spread_by == 1 else spread(part.features, part.labels, spread_by)
             for part in parts
         ]
-        labels = [part.padded(num_classes) for part in parts]
+        labels = [part.pad_labels(num_classes) for part in parts]
         return torch.cat(features), torch.cat(labels)
 
-    def classes_without(self) -> list[int]:
+    def find_missing_classes(self) -> list[int]:
         """Indices of known classes that have no share in any digest."""
-        rows = [digests.labels for site in self.sites for digests in self.tasks(site).values()]
+        rows = [digests.labels for site in self.sites for digests in self.list_digests(site).values()]
         known = max((labels.shape[1] for labels in rows), default=0)
         held = sum(
             (F.pad(labels.sum(dim=0), (0, known - labels.shape[1])) for labels in rows), torch.zeros(known)
@@ -134,14 +136,16 @@ class DigestStore:
 
     def bytes(self, site: str) -> int:
         """Bytes of a site's digests as it sent them, tensors alone."""
-        return sum(4 * (part.features.numel() + part.labels.numel()) for part in self.tasks(site).values())
+        return sum(
+            4 * (part.features.numel() + part.labels.numel()) for part in self.list_digests(site).values()
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and JSON-able facts by name; keys number the sites, whose names may hold any character."""
         state: dict[str, Any] = {}
         facts = []
         for site in self.sites:
-            for task, digests in self.tasks(site).items():
+            for task, digests in self.list_digests(site).items():
                 key = f"digest/{len(facts)}"
                 state[f"{key}/features"], state[f"{key}/labels"] = digests.features, digests.labels
                 facts.append([site, task, digests.samples, digests.class_order, digests.encoder])

@@ -15,7 +15,7 @@ from perennial.learning.scored import Scores
 from perennial.models.incremental import IncrementalModel
 from perennial.models.sum_grid import SumGrid
 from perennial.privacy.entries import Entry
-from perennial.protocol.tensors import byte_count
+from perennial.protocol.tensors import count_bytes
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.request import Arrays, RoundRequest
 
@@ -46,10 +46,10 @@ class RoundOutcome:
     def take(self, reply: Admitted) -> None:
         """Note a reply that is in the model, without its update: memory must not grow with the sites."""
         self.warnings += [f"site {reply.site}: {note}" for note in reply.notes]
-        self.bytes_up += byte_count(reply.update)
+        self.bytes_up += count_bytes(reply.update)
         self.participants[reply.site] = replace(reply, update={})
 
-    def without_answer(self, sites: Iterable[str]) -> list[str]:
+    def list_silent_sites(self, sites: Iterable[str]) -> list[str]:
         """Those of these sites from which nothing came, not even a refusal."""
         failed = (site for site, _ in (*self.dropped, *self.refused))
         heard = {*self.participants, *failed}

@@ -9,12 +9,12 @@ from typing import NamedTuple, TypeVar
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from perennial.foundation.errors import ERROR, NO_ANSWER, NOT_APPROVED, REASON, ProtocolError, shown
+from perennial.foundation.errors import ERROR, NO_ANSWER, NOT_APPROVED, REASON, ProtocolError, clean_text
 from perennial.privacy.noised_counts import CountNoise
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import EvaluateReply, Refusal, TrainRequest
-from perennial.protocol.stack import answers as answered
-from perennial.protocol.stack import one_by_one
+from perennial.protocol.stack import list_answered as answered
+from perennial.protocol.stack import split_replies
 from perennial.protocol.stamp import Stamp, require_same_round
 
 FIRST_POLL = 0.005
@@ -58,18 +58,18 @@ class Exchange:
     bytes_down: int = 0
     """Of the tensors of all queries beside training, and of their replies."""
 
-    def busy(self, site: str) -> bool:
+    def is_busy(self, site: str) -> bool:
         """Whether the site still works on a request of an earlier round."""
         now = time.monotonic()
         self.owed = {message: owed for message, owed in self.owed.items() if owed.until > now}
         return any(owed.site == site for owed in self.owed.values())
 
-    def site_of(self, reply: Message) -> str:
+    def find_site(self, reply: Message) -> str:
         """The site that a reply is from, by the request that it answers, else by its node."""
         node = reply.metadata.src_node_id
         return self.asked.get(reply.metadata.reply_to_message_id) or self.names.get(node, f"node-{node}")
 
-    def sites_of(self, reply: Message) -> list[str]:
+    def find_sites(self, reply: Message) -> list[str]:
         """The sites that a reply is from, which may be several that trained in one pass."""
         return [self.asked[message_id] for message_id in answered(reply)]
 
@@ -80,7 +80,7 @@ class Exchange:
         for a later round of training; other late replies are dropped.
         """
         pause = FIRST_POLL
-        while sum(not self.busy(site) for site in sites) < min(enough, len(sites)):
+        while sum(not self.is_busy(site) for site in sites) < min(enough, len(sites)):
             if self._let_in(grid.pull_messages([*self.owed])):
                 pause = FIRST_POLL
             else:
@@ -158,7 +158,7 @@ class Exchange:
     def _let_in(self, replies: Iterable[Message]) -> bool:
         """Keep the late updates among replies, and let other late ones go; whether there was any."""
         found = False
-        for reply in (each for several in replies for each in one_by_one(several)):
+        for reply in (each for several in replies for each in split_replies(several)):
             if owed := self.owed.pop(reply.metadata.reply_to_message_id, None):
                 found = True
                 if owed.update:
@@ -201,11 +201,11 @@ def ask(
     requests: (site, node id, message) each. check: raises ProtocolError when the content is not acceptable.
     dropped: called with (site, reason) for every site whose reply is missing, refused or not valid.
     """
-    replies = dict(answers(grid, exchange, requests, expected, deadline, dropped, check))
+    replies = dict(yield_answers(grid, exchange, requests, expected, deadline, dropped, check))
     return {site: replies[site] for site, _, _ in requests if site in replies}
 
 
-def answers(
+def yield_answers(
     grid: Grid,
     exchange: Exchange,
     requests: Sequence[tuple[str, int, WireMessage]],
@@ -228,10 +228,10 @@ def answers(
     for site, message in exchange.run(grid, requests, deadline):
         waiting[site] -= 1
         try:
-            reply = checked(message, kinds, stamps.get(site, ()))
+            reply = parse_reply(message, kinds, stamps.get(site, ()))
             check(reply)
         except ProtocolError as error:
-            dropped(site, shown(str(error), REASON))
+            dropped(site, clean_text(str(error), REASON))
         else:
             exchange.bytes_up += reply.tensor_bytes
             yield site, reply
@@ -240,7 +240,7 @@ def answers(
             dropped(site, f"{NO_ANSWER} {deadline:.0f} s")
 
 
-def checked(message: Message, kinds: Sequence[type[Reply]], requests: Sequence[Stamp]) -> Reply:
+def parse_reply(message: Message, kinds: Sequence[type[Reply]], requests: Sequence[Stamp]) -> Reply:
     """Parse a message as a reply of one of these kinds to one of these requests.
 
     Raises ProtocolError if it is an error, a refusal, of another kind, or stale.
@@ -254,7 +254,7 @@ def checked(message: Message, kinds: Sequence[type[Reply]], requests: Sequence[S
     by_name = {kind.__name__: kind for kind in kinds}
     reply = by_name.get(found, kinds[0]).from_record(message.content)
     if isinstance(reply, Stamp) and requests:
-        fits = [request for request in requests if not request.mismatch(reply)]
+        fits = [request for request in requests if not request.find_mismatch(reply)]
         require_same_round((fits or requests)[0], reply)
     return reply
 

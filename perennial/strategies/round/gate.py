@@ -13,10 +13,10 @@ from typing import Any
 from flwr.app import Message
 from torch import Tensor
 
-from perennial.config.rounds import LEAST_SITES, MAX_SAMPLES, WINDOW, BoundsConfig, level
-from perennial.foundation.errors import REASON, ProtocolError, shown
+from perennial.config.rounds import LEAST_SITES, MAX_SAMPLES, WINDOW, BoundsConfig, compute_level
+from perennial.foundation.errors import REASON, ProtocolError, clean_text
 from perennial.foundation.plain import Plain, PlainObject, read_object
-from perennial.protocol.fields import arrays_of, read_kind
+from perennial.protocol.fields import find_arrays, read_kind
 from perennial.protocol.messages import Refusal, TrainReply
 from perennial.protocol.stack import Stack
 from perennial.protocol.stamp import MAX_EXAMPLES, Stamp
@@ -78,19 +78,19 @@ class Gate:
     def admit(self, message: Message, site: str) -> Admitted:
         """Check a reply and return its content. Raises Rejected or Refused with the reason."""
         if message.has_error():
-            raise Rejected(describe_error(shown(message.error.reason or "unknown", REASON)))
+            raise Rejected(describe_error(clean_text(message.error.reason or "unknown", REASON)))
         try:
             kind = read_kind(message.content)
             if kind == Refusal.__name__:
                 refusal = Refusal.from_record(message.content)
-                raise Refused(shown(f"{refusal.kind}: {refusal.reason}", REASON))
-            reply = self._ours(message, site) if kind else self._flower(message, site)
+                raise Refused(clean_text(f"{refusal.kind}: {refusal.reason}", REASON))
+            reply = self._admit_own(message, site) if kind else self._admit_flower(message, site)
         except (ProtocolError, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise Rejected(shown(str(error), REASON)) from error
+            raise Rejected(clean_text(str(error), REASON)) from error
         except Rejected as error:
             # names of tensors and figures come from the site
-            raise Rejected(shown(str(error), REASON)) from error
-        return self._counted(reply)
+            raise Rejected(clean_text(str(error), REASON)) from error
+        return self._count_reply(reply)
 
     def admit_stack(self, stack: Stack, sites: Sequence[str]) -> tuple[list[Admitted], list[int]]:
         """Check a stack: (replies that pass, indices of those that must be checked one by one).
@@ -107,12 +107,12 @@ class Gate:
         for place, (site, reply) in enumerate(zip(sites, stack.replies, strict=True)):
             reply.update.norm = stack.norms[place]
             try:
-                passed.append(self._counted(self._admitted(site, reply)))
+                passed.append(self._count_reply(self._build_admitted(site, reply)))
             except Rejected:
                 apart.append(place)
         return passed, apart
 
-    def _counted(self, reply: Admitted) -> Admitted:
+    def _count_reply(self, reply: Admitted) -> Admitted:
         """The reply as it counts; raises Rejected for the second one of a site."""
         if reply.site in self._seen:
             raise Rejected("a second reply in the same round; the first one counts")
@@ -122,14 +122,14 @@ class Gate:
         note = f"has {reply.num_examples} samples, and counts as {self.max_samples} (max_samples)"
         return replace(reply, num_examples=self.max_samples, notes=(note,))
 
-    def _ours(self, message: Message, site: str) -> Admitted:
+    def _admit_own(self, message: Message, site: str) -> Admitted:
         reply = TrainReply.from_record(message.content)
         self._check_round(reply)
         self._check_shapes(reply.update)
-        return self._admitted(site, reply)
+        return self._build_admitted(site, reply)
 
-    def _admitted(self, site: str, reply: TrainReply) -> Admitted:
-        metrics = _parsed(reply.metrics)
+    def _build_admitted(self, site: str, reply: TrainReply) -> Admitted:
+        metrics = _parse_metrics(reply.metrics)
         return Admitted(
             site,
             reply.update,
@@ -142,12 +142,12 @@ class Gate:
             reply.lends_digests,
         )
 
-    def _flower(self, message: Message, site: str) -> Admitted:
+    def _admit_flower(self, message: Message, site: str) -> Admitted:
         """Admit a reply by Flower's convention: the whole model after training.
 
         `num-examples` is among the metrics, and `num-steps` may be.
         """
-        arrays = arrays_of(message.content)
+        arrays = find_arrays(message.content)
         metrics = next(iter(message.content.metric_records.values()), None)
         if arrays is None or metrics is None:
             raise Rejected("a reply needs one ArrayRecord and one MetricRecord")
@@ -161,14 +161,14 @@ class Gate:
             site,
             update,
             self._check_norm(update),
-            _checked_examples(metrics.get("num-examples")),
+            _check_examples(metrics.get("num-examples")),
             float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None,
             steps if type(steps := metrics.get("num-steps", 0)) is int and steps >= 0 else 0,
         )
 
     def _check_round(self, reply: Stamp) -> None:
         assert self.stamp is not None
-        difference = self.stamp.mismatch(reply)
+        difference = self.stamp.find_mismatch(reply)
         late_by = self.stamp.round - reply.round
         if difference.startswith("round:") and 0 < late_by <= self.staleness:
             return
@@ -198,14 +198,14 @@ class Gate:
         return norm
 
 
-def _parsed(metrics: str) -> PlainObject:
+def _parse_metrics(metrics: str) -> PlainObject:
     try:
         return read_object(metrics)
     except ValueError as error:
         raise Rejected(f"metrics: {error}") from error
 
 
-def _checked_examples(value: Any) -> int:
+def _check_examples(value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if type(value) is not int or not 1 <= value <= MAX_EXAMPLES:
@@ -246,22 +246,22 @@ class RunningBounds:
 
     def see_all(self, replies: Iterable[Admitted]) -> None:
         """Take the bounds from these replies, all of a first round, before any of them is bounded."""
-        self._first, self._first_counts = _told(replies)
+        self._first, self._first_counts = _summarise_replies(replies)
 
-    def touches(self, reply: Admitted) -> bool:
+    def needs_bound(self, reply: Admitted) -> bool:
         """Whether a bound would change the reply, or drop it."""
-        return self.exceeds(reply.norm) or reply.num_examples > self._most_samples(
+        return self.is_over_bound(reply.norm) or reply.num_examples > self._limit_samples(
             reply.site, reply.num_examples
         )
 
-    def bounded(self, reply: Admitted, scalable: bool) -> Admitted:
+    def bound_reply(self, reply: Admitted, scalable: bool) -> Admitted:
         """The reply with its norm and samples bounded, and a note for each change.
 
         scalable: whether the method accepts scaled updates. Raises Rejected for an update above the bound of
         one that does not.
         """
         notes = list(reply.notes)
-        samples, most = reply.num_examples, self._most_samples(reply.site, reply.num_examples)
+        samples, most = reply.num_examples, self._limit_samples(reply.site, reply.num_examples)
         if samples > most:
             key = "registered" if reply.site in self.config.registered else "share"
             notes.append(f"has {samples} samples, and counts as {most} (bounds.{key})")
@@ -284,24 +284,24 @@ class RunningBounds:
         listed = bool(self.config.in_words)
         for reply in replies:
             if listed or reply.scaled or reply.capped:
-                met = self._met(reply.site)
+                met = self._find_counts(reply.site)
                 met["scaled"] += reply.scaled
                 met["capped"] += reply.capped
-        median_norm, counts = _told(replies)
+        median_norm, counts = _summarise_replies(replies)
         if counts:
             self.state[NORMS] = [*self.state[NORMS], median_norm][-WINDOW:]
             self.state[COUNTS] = counts
         self._first, self._first_counts = 0.0, {}
 
-    def exceeds(self, norm: float) -> bool:
+    def is_over_bound(self, norm: float) -> bool:
         """Whether an update of this norm is above the bound."""
         limit = self._longest
         return limit is not None and norm > limit
 
-    def _met(self, site: str) -> dict[str, int]:
+    def _find_counts(self, site: str) -> dict[str, int]:
         return self.state[MET].setdefault(site, {"scaled": 0, "capped": 0})
 
-    def _most_samples(self, site: str, claimed: int) -> int:
+    def _limit_samples(self, site: str, claimed: int) -> int:
         if site in self.config.registered:
             return self.config.registered[site]
         counts = self.state[COUNTS] or self._first_counts
@@ -309,7 +309,7 @@ class RunningBounds:
         if len(others) + 1 < LEAST_SITES:
             return claimed
         # the level of whole counts may come out a rounding below a whole number
-        return max(1, int(min(claimed, level([*others, claimed], self.config.most_share) + 1e-6)))
+        return max(1, int(min(claimed, compute_level([*others, claimed], self.config.most_share) + 1e-6)))
 
     @property
     def _longest(self) -> float | None:
@@ -318,7 +318,7 @@ class RunningBounds:
         return multiple * usual if multiple is not None and usual > 0 else None
 
 
-def _told(replies: Iterable[Admitted]) -> tuple[float, dict[str, int]]:
+def _summarise_replies(replies: Iterable[Admitted]) -> tuple[float, dict[str, int]]:
     """(median norm, samples of each site) of the replies that sites sent themselves."""
     sent = [reply for reply in replies if not reply.stand_in]
     norms = [reply.norm for reply in sent]

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
-from perennial.protocol.stack import Stack, stack_of
+from perennial.protocol.stack import Stack, find_stack
 from perennial.protocol.stamp import RUN_TOKEN, SHA256, Stamp
 from perennial.protocol.tensors import Tensors, pack, unpack
 from perennial.strategies.round.context import Aggregator, RoundContext, RoundOutcome
@@ -36,7 +36,7 @@ class TakesReplies(Protocol):
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]: ...
 
 
-def parallel_round(strategy: TakesReplies, ctx: RoundContext) -> RoundOutcome:
+def run_parallel_round(strategy: TakesReplies, ctx: RoundContext) -> RoundOutcome:
     """Send a round's requests, aggregate the replies, and return the context's outcome."""
     start = time.monotonic()
     request, outcome, exchange = ctx.request, ctx.outcome, strategy.exchange
@@ -45,19 +45,19 @@ def parallel_round(strategy: TakesReplies, ctx: RoundContext) -> RoundOutcome:
         exchange.settle(ctx.grid, request.sites, request.quorum)
     # a site that still works on an earlier round is not asked, and is named when its late reply comes
     exchange.names |= {node: site for site, node in request.sites.items()}
-    asked = {site: node for site, node in request.sites.items() if not exchange.busy(site)}
+    asked = {site: node for site, node in request.sites.items() if not exchange.is_busy(site)}
     ctx.asked = outcome.asked = len(asked)
     aggregator = strategy.aggregator(ctx)
     made: dict[str, TrainRequest] = {}
-    for sites, fields in request.previous.fields_for(asked):
-        made |= strategy.requests(request.message(**fields), sites)
+    for sites, fields in request.previous.group_fields(asked):
+        made |= strategy.requests(request.build_request(**fields), sites)
     requests = [(site, node, made[site]) for site, node in asked.items()]
     outcome.bytes_down += sum(message.tensor_bytes for _, _, message in requests)
     replies = exchange.train(ctx.grid, requests, request.deadline, aggregator.while_waiting)
     count = collect(ctx, aggregator, strategy.traits, exchange, map(itemgetter(1), replies))
     if count >= request.quorum:
         outcome.arrays = unpack(pack(aggregator.result()), "aggregate")
-    outcome.absent = outcome.without_answer(request.sites)
+    outcome.absent = outcome.list_silent_sites(request.sites)
     outcome.seconds = time.monotonic() - start
     return outcome
 
@@ -74,7 +74,7 @@ def collect(
     waiting = WaitingReplies(running, ctx.reference) if running is not None and running.waiting else None
 
     def admit(message: Message) -> list[Admitted]:
-        site = exchange.site_of(message)
+        site = exchange.find_site(message)
         try:
             return [gate.admit(message, site)]
         except Refused as refusal:
@@ -84,13 +84,13 @@ def collect(
         return []
 
     def take(message: Message) -> None:
-        if (stack := stack_of(message)) is None:
+        if (stack := find_stack(message)) is None:
             admitted = admit(message)
         else:
-            admitted, apart = gate.admit_stack(stack, exchange.sites_of(message))
+            admitted, apart = gate.admit_stack(stack, exchange.find_sites(message))
             if waiting is None and not apart and _take_stack(ctx, aggregator, admitted, stack):
                 return
-            admitted += [reply for place in apart for reply in admit(stack.apart(place))]
+            admitted += [reply for place in apart for reply in admit(stack.split_off(place))]
         for reply in admitted:
             if waiting is None:
                 _take(ctx, aggregator, traits, reply)
@@ -99,7 +99,7 @@ def collect(
 
     deque(map(take, replies), maxlen=0)
     if waiting is not None:
-        for reply in waiting.counting():
+        for reply in waiting.yield_replies():
             _take(ctx, aggregator, traits, reply)
     return aggregator.complete()
 
@@ -109,27 +109,27 @@ def _take(ctx: RoundContext, aggregator: Aggregator, traits: Traits, reply: Admi
     outcome, running = ctx.outcome, ctx.request.running
     try:
         if running is not None:
-            reply = running.bounded(reply, traits.accepts_scaled_updates)
+            reply = running.bound_reply(reply, traits.accepts_scaled_updates)
         aggregator.add(reply)
     except (Rejected, OverflowError) as rejection:
         outcome.dropped.append((reply.site, str(rejection)))
     else:
-        _taken(ctx, reply)
+        _take_reply(ctx, reply)
 
 
 def _take_stack(ctx: RoundContext, aggregator: Aggregator, replies: Sequence[Admitted], stack: Stack) -> bool:
     """Aggregate a stack at once; False, with nothing done, where its replies have to come one by one."""
     running = ctx.request.running
-    if running is not None and any(running.touches(reply) for reply in replies):
+    if running is not None and any(running.needs_bound(reply) for reply in replies):
         return False
     if not aggregator.add_stack(replies, stack.rows):
         return False
     for reply in replies:
-        _taken(ctx, reply)
+        _take_reply(ctx, reply)
     return True
 
 
-def _taken(ctx: RoundContext, reply: Admitted) -> None:
+def _take_reply(ctx: RoundContext, reply: Admitted) -> None:
     """Show a reply that was aggregated to the observers, and keep what it says."""
     for observer in ctx.request.observers:
         observer(reply, ctx.reference, 1)
@@ -151,7 +151,7 @@ class WaitingReplies:
         self._updates.add(reply.site, reply.update)
         self._replies[reply.site] = replace(reply, update={})
 
-    def counting(self) -> Iterator[Admitted]:
+    def yield_replies(self) -> Iterator[Admitted]:
         """Yield all replies, in the order of the sites' names."""
         self._running.see_all(self._replies.values())
         for site, update in self._updates:

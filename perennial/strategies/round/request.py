@@ -46,21 +46,21 @@ class PreviousModel:
     read: Callable[[], Mapping[str, Tensor] | None] = lambda: None
     holders: frozenset[str] = frozenset()
 
-    def fields(self, *, held: bool) -> dict[str, Any]:
+    def build_fields(self, *, held: bool) -> dict[str, Any]:
         """A request's fields about the model: `previous`, and `previous_arrays` unless the site holds it."""
         arrays = None if held else self.read()
         return {"previous": self.sha256, "previous_arrays": None if arrays is None else Tensors(arrays)}
 
-    def fields_of(self, site: str) -> dict[str, Any]:
+    def build_site_fields(self, site: str) -> dict[str, Any]:
         """The fields of a request to this site."""
-        return self.fields(held=site in self.holders)
+        return self.build_fields(held=site in self.holders)
 
-    def fields_for(self, sites: Iterable[str]) -> list[tuple[list[str], dict[str, Any]]]:
+    def group_fields(self, sites: Iterable[str]) -> list[tuple[list[str], dict[str, Any]]]:
         """(sites, fields of their requests), for sites that hold the model and for those that do not."""
         held: dict[bool, list[str]] = {}
         for site in sites:
             held.setdefault(not self.sha256 or site in self.holders, []).append(site)
-        return [(held[key], self.fields(held=key)) for key in (True, False) if key in held]
+        return [(held[key], self.build_fields(held=key)) for key in (True, False) if key in held]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class RoundRequest:
         """A public bound on this round's number of updates: late ones and stand-ins come from known sites."""
         return max(self.known, len(self.sites) + len(self.resting))
 
-    def message(self, arrays: Arrays | None = None, **fields: Any) -> TrainRequest:
+    def build_request(self, arrays: Arrays | None = None, **fields: Any) -> TrainRequest:
         """The plain request of this round to any site. arrays: None: the round's own. fields: more."""
         return TrainRequest(
             **self.stamp.stamp_fields,
@@ -100,7 +100,7 @@ class RoundRequest:
         )
 
 
-def with_settings(request: TrainRequest, **settings: Any) -> TrainRequest:
+def add_settings(request: TrainRequest, **settings: Any) -> TrainRequest:
     """The request with more settings for the site, beside those that an outer strategy added."""
     return replace(request, settings=json.dumps({**json.loads(request.settings), **settings}, sort_keys=True))
 
@@ -152,12 +152,12 @@ class Disclosures:
         )
 
 
-def nested(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
+def add_prefix(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
     """The values with their names prefixed by `prefix/`."""
     return {f"{prefix}/{name}": value for name, value in state.items()}
 
 
-def part(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that nested() prefixed, under their own names."""
+def extract_prefixed(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that add_prefix() prefixed, under their own names."""
     start = f"{prefix}/"
     return {name.removeprefix(start): value for name, value in state.items() if name.startswith(start)}

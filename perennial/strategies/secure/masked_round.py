@@ -18,7 +18,7 @@ from perennial.models.sum_grid import LARGEST_NORM
 from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainRequest
-from perennial.protocol.tensors import content_sha256
+from perennial.protocol.tensors import hash_tensors
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.gate import Admitted
@@ -43,15 +43,15 @@ class MaskedRound:
     ) -> RoundOutcome:
         """Run one round; it is skipped, with the reason among the warnings, when nothing was opened."""
         start = time.monotonic()
-        ctx = strategy.context(grid, request)
-        common, outcome = request.message(), ctx.outcome
+        ctx = strategy.build_context(grid, request)
+        common, outcome = request.build_request(), ctx.outcome
         sums, exchange = self._sums, self._sums.exchange
         exchange.bytes_up = exchange.bytes_down = 0
         ctx.asked = len(request.sites)
 
-        def requests(fields: dict[str, Any]) -> list[tuple[str, int, WireMessage]]:
+        def build_requests(fields: dict[str, Any]) -> list[tuple[str, int, WireMessage]]:
             made: dict[str, TrainRequest] = {}
-            for sites, previous in request.previous.fields_for(request.sites):
+            for sites, previous in request.previous.group_fields(request.sites):
                 made |= strategy.requests(replace(common, **previous, **fields), sites)
             return [(site, node, made[site]) for site, node in request.sites.items()]
 
@@ -65,10 +65,10 @@ class MaskedRound:
                 grid,
                 request.stamp,
                 "update",
-                content_sha256(common.arrays),
+                hash_tensors(common.arrays),
                 request.sites,
                 request.deadline,
-                requests,
+                build_requests,
                 note,
             )
             if len(opened.survivors) < request.quorum:
@@ -85,7 +85,7 @@ class MaskedRound:
             outcome.arrays = strategy.take_sum(ctx, total, weight)
             outcome.participants = {site: Admitted(site, {}, 0.0, 1) for site in opened.survivors}
             outcome.details["secure"] = {"attempt": opened.attempt, "sites": len(opened.survivors)}
-        outcome.absent = outcome.without_answer(request.sites)
+        outcome.absent = outcome.list_silent_sites(request.sites)
         outcome.bytes_up, outcome.bytes_down = exchange.bytes_up, exchange.bytes_down
         outcome.asked, outcome.seconds = ctx.asked, time.monotonic() - start
         return outcome

@@ -32,7 +32,7 @@ from perennial.protocol.secure_messages import (
     VoteRequest,
 )
 from perennial.protocol.stamp import Maskable, Stamp
-from perennial.strategies.round.exchange import Exchange, answers, ask
+from perennial.strategies.round.exchange import Exchange, ask, yield_answers
 from perennial.strategies.secure.store import Opened, SumStore
 
 Sites = Mapping[str, int]
@@ -79,11 +79,11 @@ class MaskedSums:
         if not requests:
             raise NotEnough("no site is there")
 
-        def with_roster(fields: dict[str, Any]) -> list[tuple[str, int, WireMessage]]:
+        def attach_roster(fields: dict[str, Any]) -> list[tuple[str, int, WireMessage]]:
             return [(site, node, replace(request, **fields)) for site, node, request in requests]
 
         sites = {site: node for site, node, _ in requests}
-        return self.sum(grid, requests[0][2], statistic, about, sites, deadline, with_roster, note)
+        return self.sum(grid, requests[0][2], statistic, about, sites, deadline, attach_roster, note)
 
     def sum(
         self,
@@ -105,27 +105,27 @@ class MaskedSums:
         when the sum cannot be opened.
         """
         subject = Subject(stamp.round, statistic, model)
-        for done in reversed(self.store.all_opened(statistic, model)):
+        for done in reversed(self.store.list_opened(statistic, model)):
             # another cohort's sum may be about the same
             if set(done.survivors) & sites.keys():
                 return done
         waiting = self.store.pending
         if waiting is not None and waiting.statistic in ONCE and waiting.model != model:
             raise NotEnough(f"the {waiting.statistic} of round {waiting.round} wait to be opened first")
-        session = self.store.found(subject)
+        session = self.store.find_session(subject)
         models: dict[str, str] = {}
         if session is None or not self._goes_on(session, subject, sites):
-            session = self._enrolled(grid, stamp, subject, sites, deadline, note)
+            session = self._start_session(grid, stamp, subject, sites, deadline, note)
         if not session.closed:
             models = self._collect(grid, session, sites, deadline, requests, note)
         here = {name: sites[name] for name in session.survivors if name in sites}
 
-        def afterwards(site: str, reason: str) -> None:
+        def note_afterwards(site: str, reason: str) -> None:
             """What left before is out, and was charged for: such a site did not refuse to take part."""
             note(site, reason if reason.startswith("no answer") else f"{AFTER_VALUES} {reason}")
 
         try:
-            words = self._unmasked(grid, stamp, session, here, deadline, afterwards)
+            words = self._unmask(grid, stamp, session, here, deadline, note_afterwards)
         except ProtocolError as error:
             raise NotEnough(str(error)) from error
         roster = tuple(member.name for member in session.members)
@@ -146,7 +146,7 @@ class MaskedSums:
 
     # the phases
 
-    def _unmasked(
+    def _unmask(
         self, grid: Grid, stamp: Stamp, session: ServerSession, here: Sites, deadline: float, note: Note
     ) -> Words:
         if not self.settings.masks:
@@ -155,7 +155,7 @@ class MaskedSums:
         self._vote(grid, stamp, session, here, deadline, note)
         return self._open(grid, stamp, session, here, deadline, note)
 
-    def _enrolled(
+    def _start_session(
         self, grid: Grid, stamp: Stamp, subject: Subject, sites: Sites, deadline: float, note: Note
     ) -> ServerSession:
         """A new attempt with the masks that were made ahead.
@@ -163,13 +163,13 @@ class MaskedSums:
         Fresh masks are made if a site that is here now was missing then, or so few of those that shared the
         masks are here that they could not open the sum.
         """
-        here = {name: node for name, node in sites.items() if not self.exchange.busy(name)}
+        here = {name: node for name, node in sites.items() if not self.exchange.is_busy(name)}
         if self._task != stamp.task:
             self._task, self._peers, self._ahead = stamp.task, {}, None
-        if self._ahead is None or not self._serves(here):
+        if self._ahead is None or not self._has_masks_for(here):
             self._introduce(grid, stamp, here, deadline, note)
             known = {name: node for name, node in here.items() if name in self._peers}
-            if len(known) < (needed := self.parameters.survivors_needed(len(known))):
+            if len(known) < (needed := self.parameters.count_survivors_needed(len(known))):
                 raise NotEnough(f"{len(known)} sites are ready for a sum that takes {needed}")
             shares = self._share_requests(stamp, known)
             replies = ask(grid, self.exchange, shares, ShareReply, deadline, note)
@@ -181,11 +181,13 @@ class MaskedSums:
         self.store.keep(session)
         return session
 
-    def _serves(self, here: Sites) -> bool:
+    def _has_masks_for(self, here: Sites) -> bool:
         """Whether the masks that were made ahead will do for a sum over these sites."""
         assert self._ahead is not None
         _, peers, adverts = self._ahead
-        return here.keys() <= adverts.keys() and len(here) >= self.parameters.survivors_needed(len(peers))
+        return here.keys() <= adverts.keys() and len(here) >= self.parameters.count_survivors_needed(
+            len(peers)
+        )
 
     def _introduce(self, grid: Grid, stamp: Stamp, sites: Sites, deadline: float, note: Note) -> None:
         fields = IntroduceRequest(**stamp.stamp_fields)
@@ -196,7 +198,7 @@ class MaskedSums:
     def _share_requests(self, stamp: Stamp, sites: Sites) -> list[tuple[str, int, ShareRequest]]:
         """Requests for the masks of the next attempt, which is begun by them."""
         peers = [self._peers[name] for name in sorted(sites)]
-        attempt = Attempt(stamp.run, stamp.task, self.store.next_number())
+        attempt = Attempt(stamp.run, stamp.task, self.store.issue_number())
         self._ahead = (attempt, peers, {})
         request = ShareRequest(
             **stamp.stamp_fields,
@@ -244,9 +246,9 @@ class MaskedSums:
             if reply.attempt != session.attempt.number:
                 raise ProtocolError(f"MaskedReply: attempt: found {reply.attempt}")
 
-        for name, reply in answers(grid, self.exchange, messages, MaskedReply, deadline, note, check):
+        for name, reply in yield_answers(grid, self.exchange, messages, MaskedReply, deadline, note, check):
             try:
-                session.add(name, _words(reply))
+                session.add(name, _read_words(reply))
                 models[name] = reply.model
             except ProtocolError as error:
                 note(name, str(error))
@@ -261,7 +263,7 @@ class MaskedSums:
         asked = []
         for name, node in here.items():
             if name not in session.votes:
-                shares = session.shares_for(name)
+                shares = session.select_shares(name)
                 request = VoteRequest(
                     **self._stamp(stamp, session),
                     attempt=session.attempt.number,
@@ -293,14 +295,16 @@ class MaskedSums:
         asked: list[tuple[str, int, WireMessage]] = [(name, node, fields) for name, node in here.items()]
         ahead = {name: node for name, node in here.items() if name in self._peers}
         same_task = session.attempt.task == self._task == stamp.task
-        if same_task and len(ahead) >= self.parameters.survivors_needed(len(ahead)):
+        if same_task and len(ahead) >= self.parameters.count_survivors_needed(len(ahead)):
             asked += self._share_requests(stamp, ahead)
         shares: dict[str, ShareReply] = {}
-        for name, reply in answers(grid, self.exchange, asked, (OpenReply, ShareReply), deadline, note):
+        for name, reply in yield_answers(grid, self.exchange, asked, (OpenReply, ShareReply), deadline, note):
             if isinstance(reply, ShareReply):
                 shares[name] = reply
             else:
-                given = Opening(_by_name(reply.seeds_of, reply.seeds), _by_name(reply.keys_of, reply.keys))
+                given = Opening(
+                    _match_shares(reply.seeds_of, reply.seeds), _match_shares(reply.keys_of, reply.keys)
+                )
                 session.add_opening(name, given)
         self._take_shares(shares)
         self.store.keep(session)
@@ -311,7 +315,7 @@ class MaskedSums:
         return {**stamp.stamp_fields, "round": session.subject.round}
 
 
-def _words(reply: MaskedReply) -> Words:
+def _read_words(reply: MaskedReply) -> Words:
     if set(reply.words) != {"words"} or reply.words["words"].dim() != 1:
         raise ProtocolError(f"MaskedReply: words: found {sorted(reply.words)}, allowed one vector `words`")
     values = reply.words["words"].cpu().numpy()
@@ -320,5 +324,5 @@ def _words(reply: MaskedReply) -> Words:
     return values.view(np.uint64)
 
 
-def _by_name(names: list[str], shares: list[str]) -> dict[str, str]:
+def _match_shares(names: list[str], shares: list[str]) -> dict[str, str]:
     return dict(zip(names, shares, strict=False))

@@ -45,7 +45,7 @@ class SumStore:
             make_folder(self._folder)
         self._number = self._read("number", 0)
 
-    def token(self, drawn: str) -> str:
+    def keep_token(self, drawn: str) -> str:
         """The run's token: `drawn`, which is stored, unless an earlier one is stored already.
 
         That happens when a run was stopped before its first checkpoint and starts over: sites go on with the
@@ -56,7 +56,7 @@ class SumStore:
             self._write("run", drawn)
         return kept or drawn
 
-    def next_number(self) -> int:
+    def issue_number(self) -> int:
         """A new attempt's number, which no attempt of this run has had."""
         self._number += 1
         self._write("number", self._number)
@@ -69,7 +69,7 @@ class SumStore:
                 _write_words(self._folder / "total.bin", session.total)
             self._write("session", session.to_json())
 
-    def found(self, subject: Subject) -> ServerSession | None:
+    def find_session(self, subject: Subject) -> ServerSession | None:
         """The stored sum in progress, if it is about this model and statistic; else None."""
         values = self._read("session", None)
         if values is None or self._folder is None:
@@ -88,7 +88,7 @@ class SumStore:
         if values is None or not values["opening"]:
             return None
         subject = Subject(**values["subject"])
-        done = [found.attempt for found in self.all_opened(subject.statistic, subject.model)]
+        done = [found.attempt for found in self.list_opened(subject.statistic, subject.model)]
         return None if values["attempt"]["number"] in done else subject
 
     def keep_opened(self, subject: Subject, opened: Opened) -> None:
@@ -113,7 +113,7 @@ class SumStore:
                 path.unlink()
                 path.with_suffix(".bin").unlink(missing_ok=True)
 
-    def all_opened(self, statistic: str, model: str) -> list[Opened]:
+    def list_opened(self, statistic: str, model: str) -> list[Opened]:
         """The stored opened sums of a statistic about a model, oldest first; no site is in two of them."""
         found = []
         for path in [] if self._folder is None else sorted(self._folder.glob("opened-*.json")):

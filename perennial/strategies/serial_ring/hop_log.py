@@ -15,10 +15,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from perennial.foundation.files import make_folder, replace_file
-from perennial.foundation.tensor_file import pieces
+from perennial.foundation.tensor_file import yield_pieces
 from perennial.learning.scored import Worth
 from perennial.protocol.stamp import Stamp
-from perennial.protocol.tensors import content_sha256
+from perennial.protocol.tensors import hash_tensors
 from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.gate import Admitted, Gate
@@ -89,7 +89,7 @@ class RingLog:
 
         A damaged file, or one of another round or model, costs the hops that it holds and nothing else.
         """
-        key = json.dumps([stamp.stamp_fields, content_sha256(arrays)], sort_keys=True)
+        key = json.dumps([stamp.stamp_fields, hash_tensors(arrays)], sort_keys=True)
         log = cls(folder, key, arrays)
         path = log.path
         if path is not None and path.exists():
@@ -126,13 +126,13 @@ class RingLog:
         """Whether the site took a turn in this round."""
         return any(hop.site == site and hop.kind == "taken" for hop in self.hops)
 
-    def outcome(self, asked: Sequence[str] | Mapping[str, int]) -> RoundOutcome:
+    def build_outcome(self, asked: Sequence[str] | Mapping[str, int]) -> RoundOutcome:
         """The round's outcome, with each site's turns joined. asked: the round's sites."""
         taken = [hop for hop in self.hops if hop.kind == "taken"]
         return RoundOutcome(
-            participants={site: _together(site, taken) for site in asked if self.has_trained(site)},
-            dropped=self._reasons("dropped"),
-            refused=self._reasons("refused"),
+            participants={site: _join_hops(site, taken) for site in asked if self.has_trained(site)},
+            dropped=self._list_reasons("dropped"),
+            refused=self._list_reasons("refused"),
             absent=[site for site in asked if all(h.kind == "absent" for h in self.hops if h.site == site)],
             bytes_up=sum(hop.received for hop in taken),
             bytes_down=sum(hop.sent for hop in taken),
@@ -145,7 +145,7 @@ class RingLog:
             },
         )
 
-    def _reasons(self, kind: str) -> list[tuple[str, str]]:
+    def _list_reasons(self, kind: str) -> list[tuple[str, str]]:
         """(site, reason), each site once however often it failed in this round."""
         return list({hop.site: hop.reason for hop in self.hops if hop.kind == kind}.items())
 
@@ -158,10 +158,10 @@ class RingLog:
         facts = {"key": self.key, "route": self.route, "worth": self.worth}
         facts["hops"] = [asdict(hop) for hop in self.hops]
         make_folder(path.parent)
-        replace_file(path, pieces(self.arrays, {"log": json.dumps(facts)}))
+        replace_file(path, yield_pieces(self.arrays, {"log": json.dumps(facts)}))
 
 
-def _together(site: str, hops: list[Hop]) -> Admitted:
+def _join_hops(site: str, hops: list[Hop]) -> Admitted:
     """A site's turns of one round as one reply: samples and steps added, losses weighted by samples."""
     own = [hop for hop in hops if hop.site == site]
     reported = [(hop.train_loss, hop.num_examples) for hop in own if hop.train_loss is not None]
@@ -213,9 +213,9 @@ class Chain:
         """
         self.sent = 0
         node = request.sites.get(site)
-        if node is None or self.exchange.busy(site):
+        if node is None or self.exchange.is_busy(site):
             raise Silent(f"{'not connected' if node is None else 'still at work on an earlier request'}")
-        message = request.message(arrays, settings=settings, **request.previous.fields(held=held))
+        message = request.build_request(arrays, settings=settings, **request.previous.build_fields(held=held))
         self.sent = message.tensor_bytes
         gate = Gate(arrays, request.stamp, max_update_norm)
         # another site's late reply belongs to a model that has moved on

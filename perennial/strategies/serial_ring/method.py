@@ -23,9 +23,9 @@ from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.learning.scored import Worth
-from perennial.models.incremental import travelling
+from perennial.models.incremental import select_travelling
 from perennial.models.relabel import relabel
-from perennial.protocol.tensors import byte_count, unpack
+from perennial.protocol.tensors import count_bytes, unpack
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import Aggregator, RoundContext, RoundOutcome, RunContext
 from perennial.strategies.round.gate import Admitted, Refused, Rejected
@@ -100,7 +100,7 @@ class SerialRing(IncrementalStrategy):
     def begin_task(self, task: TaskStart) -> None:
         if self.relabel == "permute" and self.attached:
             # a model without a known labelling is refused now, and not after the first site has trained
-            self._relabelled(task.reference, 0, 0, 0)
+            self._relabel_model(task.reference, 0, 0, 0)
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """Run one round: `segments` sweeps over all sites, one message at a time.
@@ -111,7 +111,7 @@ class SerialRing(IncrementalStrategy):
         log = RingLog.open(self.run.folder, request.stamp, request.arrays)
         if not log.route:
             log.route = [list(self.order(request, sweep)) for sweep in range(1, self.segments + 1)]
-            log.arrays = self._first_model(request.arrays)
+            log.arrays = self._prepare_model(request.arrays)
         hops = [
             (sweep, position, site)
             for sweep, row in enumerate(log.route, 1)
@@ -119,16 +119,16 @@ class SerialRing(IncrementalStrategy):
         ]
         for sweep, position, site in hops[len(log.hops) :]:
             self._bound_first_turns(log, request)
-            log.add(self._hop(grid, request, site, sweep, position, log))
-        outcome = log.outcome(request.sites)
+            log.add(self._run_hop(grid, request, site, sweep, position, log))
+        outcome = log.build_outcome(request.sites)
         if len(outcome.participants) >= request.quorum:
             outcome.arrays = dict(log.arrays)
             if self.weighing is not None and log.last_sweep in self.weighing.sweeps:
-                weighed(log, self.weighing)
+                weigh_model(log, self.weighing)
                 outcome.details["worth"] = log.worth
             turns = sum(hop.kind == "taken" for hop in log.hops)
             sent = outcome.bytes_up + outcome.bytes_down
-            self._cost.add(turns, sent, byte_count(log.arrays), len(request.sites))
+            self._cost.add(turns, sent, count_bytes(log.arrays), len(request.sites))
         outcome.seconds = time.monotonic() - start
         return outcome
 
@@ -146,9 +146,9 @@ class SerialRing(IncrementalStrategy):
         if len(turns) != TELLING:
             return
         largest = max(turns, key=lambda turn: turn.norm)
-        if running.exceeds(largest.norm):
+        if running.is_over_bound(largest.norm):
             log.begin_anew(
-                self._first_model(request.arrays),
+                self._prepare_model(request.arrays),
                 f"the ring began anew, because the update of {largest.site} was above bounds.norm_multiple "
                 f"times the median of the first {TELLING} turns",
             )
@@ -187,10 +187,10 @@ class SerialRing(IncrementalStrategy):
             meanwhile=meanwhile,
         )
         if request.running is not None:
-            admitted = request.running.bounded(admitted, scalable=True)
+            admitted = request.running.bound_reply(admitted, scalable=True)
         return admitted, self._chain.sent
 
-    def _hop(
+    def _run_hop(
         self, grid: Grid, request: RoundRequest, site: str, sweep: int, position: int, log: RingLog
     ) -> Hop:
         """One site's turn; on success log.arrays is the model that goes on."""
@@ -200,10 +200,10 @@ class SerialRing(IncrementalStrategy):
             if weighing is None or not {sweep, log.last_sweep} & weighing.sweeps:
                 reply, sent = self.turn(grid, request, site, log.arrays, sweep, holds)
             elif weighing.first:
-                weighed(log, weighing)
+                weigh_model(log, weighing)
                 reply, sent = self.turn(grid, request, site, log.arrays, sweep, holds)
             else:
-                weigh = partial(weighed, log, weighing)
+                weigh = partial(weigh_model, log, weighing)
                 reply, sent = self.turn(grid, request, site, log.arrays, sweep, holds, weigh)
         except Refused as refusal:
             return Hop(site, sweep, "refused", str(refusal))
@@ -217,27 +217,27 @@ class SerialRing(IncrementalStrategy):
         if reply.norm:
             # a zero update leaves the model's value unchanged, to the last bit
             log.worth = None
-        after = moved(log.arrays, reply.update)
+        after = apply_update(log.arrays, reply.update)
         if self.relabel == "permute":
-            after = self._relabelled(after, request.stamp.round, sweep, position)
+            after = self._relabel_model(after, request.stamp.round, sweep, position)
         log.arrays = after
-        received = byte_count(reply.update)
+        received = count_bytes(reply.update)
         return Hop.of(reply, sweep, received, sent, facts)
 
     @property
     def _seed(self) -> int:
         return self.run.secret_seed if self.attached else 0
 
-    def _relabelled(self, arrays: Arrays, *ids: int) -> dict[str, Tensor]:
+    def _relabel_model(self, arrays: Arrays, *ids: int) -> dict[str, Tensor]:
         model = self.run.load(arrays)
         relabel(model, stream(self._seed, "relabel", *ids))
-        return {name: tensor.clone() for name, tensor in travelling(model).items()}
+        return {name: tensor.clone() for name, tensor in select_travelling(model).items()}
 
-    def _first_model(self, arrays: Arrays) -> Arrays:
+    def _prepare_model(self, arrays: Arrays) -> Arrays:
         """The model that the round starts from, perturbed once before the first round that succeeds."""
         if self._cost.rounds or not self.init_noise_std:
             return arrays
-        return perturbed(arrays, self.init_noise_std, self._seed)
+        return perturb_layers(arrays, self.init_noise_std, self._seed)
 
     # Flower's own start(): one sweep over the nodes, with any ClientApp; its apps know no segments
 
@@ -283,34 +283,34 @@ class HandedOn(Aggregator):
     """Returns one site's model, for the next site to train."""
 
     def add(self, reply: Admitted) -> None:
-        self._after = moved(self.ctx.reference, reply.update)
+        self._after = apply_update(self.ctx.reference, reply.update)
 
     def result(self) -> dict[str, Tensor]:
         return self._after
 
 
-def weighed(log: RingLog, weighing: Weighing) -> None:
+def weigh_model(log: RingLog, weighing: Weighing) -> None:
     """Measure the worth of the log's model, unless it is known."""
     if log.worth is None:
         log.worth = weighing.weigh(log.arrays)
 
 
-def layer_names(arrays: Arrays) -> tuple[str, ...]:
+def list_layers(arrays: Arrays) -> tuple[str, ...]:
     """Names of the modules that own tensors, in the model's order."""
     return tuple(dict.fromkeys(name.rpartition(".")[0] for name in arrays))
 
 
-def moved(arrays: Arrays, update: Arrays) -> dict[str, Tensor]:
+def apply_update(arrays: Arrays, update: Arrays) -> dict[str, Tensor]:
     """arrays + update."""
     return {name: tensor + update[name] for name, tensor in arrays.items()}
 
 
-def perturbed(arrays: Arrays, std: float, seed: int) -> dict[str, Tensor]:
+def perturb_layers(arrays: Arrays, std: float, seed: int) -> dict[str, Tensor]:
     """arrays with N(0, std^2) added on a drawn half of the layers (equation 7).
 
     The first model is random and knows no data, so this protects nothing; it is another initialisation.
     """
-    names = layer_names(arrays)
+    names = list_layers(arrays)
     generator = stream(seed, "initial-noise")
     chosen = {names[i] for i in generator.permutation(len(names))[: round(NOISED * len(names))]}
     return {

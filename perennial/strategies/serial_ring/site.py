@@ -15,7 +15,7 @@ from perennial.data.partition import apportion
 from perennial.foundation.block import Block
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
 from perennial.foundation.streams import stream
-from perennial.learning.site_method import PlannedRun, SiteMethod, TurnStart, part_of_settings
+from perennial.learning.site_method import PlannedRun, SiteMethod, TurnStart, read_settings_part
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
 
@@ -71,7 +71,7 @@ class RingSite(SiteMethod):
         if self.turn is None:
             return rows, exemplars
         start = self.start
-        return segment_of(self.turn, rows, exemplars, start.request, start.seed, start.site)
+        return select_segment(self.turn, rows, exemplars, start.request, start.seed, start.site)
 
     @property
     def _segments(self) -> int:
@@ -80,7 +80,7 @@ class RingSite(SiteMethod):
 
 def turn_of(request: TrainRequest) -> Turn | None:
     """The turn in a request's settings; None outside a ring. Raises ProtocolError naming a fault in it."""
-    turn = part_of_settings(request, "turn", Turn)
+    turn = read_settings_part(request, "turn", Turn)
     if turn is not None and turn.sweep > turn.segments:
         raise ProtocolError(
             f"TrainRequest: settings.turn.sweep: found {turn.sweep}, allowed 1 to {turn.segments}"
@@ -88,7 +88,7 @@ def turn_of(request: TrainRequest) -> Turn | None:
     return turn
 
 
-def segment_sizes(turn: Turn, samples: int, generator: np.random.Generator) -> np.ndarray:
+def draw_segment_sizes(turn: Turn, samples: int, generator: np.random.Generator) -> np.ndarray:
     """Sizes of the segments, (segments,) int64: each at least USUAL_LEAST if the samples allow it.
 
     Raises ProtocolError if the site has too few samples; the message does not say how many.
@@ -103,7 +103,7 @@ def segment_sizes(turn: Turn, samples: int, generator: np.random.Generator) -> n
     return least + apportion(np.array([samples - turn.segments * least]), shares)[0]
 
 
-def segment_of(
+def select_segment(
     turn: Turn, indices: Tensor, exemplars: int, request: TrainRequest, seed: int, site: str
 ) -> tuple[Tensor, int]:
     """(indices of the segment that this sweep trains on, how many of them are exemplars).
@@ -115,7 +115,7 @@ def segment_of(
         return indices, exemplars
     generator = stream(seed, "segments", site, request.task)
     order = generator.permutation(len(indices))
-    sizes = segment_sizes(turn, len(indices), generator)
+    sizes = draw_segment_sizes(turn, len(indices), generator)
     dealt = np.repeat(np.arange(turn.segments), sizes)
     which = stream(seed, "segment-order", site, request.round).permutation(turn.segments)[turn.sweep - 1]
     rows = np.sort(order[dealt == which])

@@ -26,7 +26,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def shares(lengths: Sequence[int]) -> list[Share]:
+def divide_rows(lengths: Sequence[int]) -> list[Share]:
     """Pieces of rows of these lengths, divided among as many threads as there are cores."""
     pieces = [
         (row, start, min(start + PIECE, length))
@@ -43,7 +43,7 @@ def add_rows(
     anchor: float,
     dealt: Sequence[Share],
 ) -> None:
-    """steps += bits of (weight * update + anchor), row by row, in threads. dealt: from shares().
+    """steps += bits of (weight * update + anchor), row by row, in threads. dealt: from divide_rows().
 
     anchor: as in `ExactSum`; the addition of it rounds to the grid. Integer sums wrap.
     """
@@ -58,7 +58,7 @@ def add_rows(
                 terms += anchor
                 steps[row][part] += terms.view(np.int64)
 
-    on_threads("exact-sum", add, dealt)
+    run_on_threads("exact-sum", add, dealt)
 
 
 def add_mean(
@@ -85,7 +85,7 @@ def deal(items: Iterable[T], size: Callable[[T], int]) -> list[list[T]]:
     return [share for share in dealt if share]
 
 
-def on_threads(pool: str, work: Callable[[list[T]], R], dealt: Sequence[list[T]]) -> list[R]:
+def run_on_threads(pool: str, work: Callable[[list[T]], R], dealt: Sequence[list[T]]) -> list[R]:
     """[work(share)] for the shares in `dealt`; the first runs in this thread. Raises what work raised.
 
     pool: whose threads take the others. Work may hand parts of itself to another pool, never to its own,

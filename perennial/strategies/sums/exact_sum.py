@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from perennial.models.sum_grid import SumGrid
-from perennial.strategies.sums.exact_loops import add_mean, add_rows, shares
+from perennial.strategies.sums.exact_loops import add_mean, add_rows, divide_rows
 
 # Adding 1.5 * 2^52 grid steps puts every |value| < 2^51 steps into one binade whose spacing is the grid: the
 # addition itself rounds to the grid, and the integer behind the float's bits counts grid steps from the
@@ -44,7 +44,7 @@ class ExactSum:
         self.grid = grid
         self._anchor_value = _ANCHOR_STEPS * grid.step
         self._shapes = {name: t.shape for name, t in like.items()}
-        self._groups = _groups(like)
+        self._groups = _group_names(like)
         self._steps = [
             torch.zeros(
                 sum(like[name].numel() for name in group), dtype=torch.int64, device=like[group[0]].device
@@ -58,7 +58,7 @@ class ExactSum:
         self._large = max(model_size, sum(lengths)) >= LARGE_FROM and all(
             tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in like.values()
         )
-        self._shares = shares(lengths) if self._large else []
+        self._shares = divide_rows(lengths) if self._large else []
 
     def add(self, update: Mapping[str, Tensor], weight: float, norm: float) -> None:
         """Add weight * update. norm: L2 norm of the update, which bounds each of its values.
@@ -71,7 +71,7 @@ class ExactSum:
                 f"update: weight {weight:.3g} times norm {norm:.3g} does not fit the sum, which has room for "
                 f"{self.grid.share:.3g} from one site"
             )
-        self._add([_row([update[name] for name in group]) for group in self._groups], weight, norm)
+        self._add([_flatten([update[name] for name in group]) for group in self._groups], weight, norm)
 
     def add_rows(self, rows: Tensor, weights: Sequence[float], norms: Sequence[float]) -> bool:
         """Add K updates, rows (K, P) in like's order; False, with nothing added, if one does not fit."""
@@ -129,7 +129,7 @@ class ExactSum:
     @property
     def _offset(self) -> int:
         """What the additions of the anchor have added to the integers, modulo 2^64."""
-        return _wrapped(self._anchors * int(np.float64(self._anchor_value).view(np.int64)))
+        return _wrap(self._anchors * int(np.float64(self._anchor_value).view(np.int64)))
 
     def value(self) -> dict[str, Tensor]:
         """The sum as float64 tensors in the updates' shapes."""
@@ -141,18 +141,18 @@ class ExactSum:
             total |= {name: part.view(self._shapes[name]) for name, part in zip(group, parts, strict=True)}
         return total
 
-    def added_to(self, reference: Mapping[str, Tensor], divisor: float | None = None) -> dict[str, Tensor]:
+    def add_to(self, reference: Mapping[str, Tensor], divisor: float | None = None) -> dict[str, Tensor]:
         """reference + sum / divisor in the reference's dtype; divisor: by default the sum of the weights."""
         scale = 1.0 / (self.weight if divisor is None else divisor)
         if self._large and all(tensor.dtype == torch.float32 for tensor in reference.values()):
-            return self._added_large(reference, scale)
+            return self._add_large(reference, scale)
         total = self.value()
         return {
             name: (total[name].mul_(scale).add_(tensor)).to(tensor.dtype)
             for name, tensor in reference.items()
         }
 
-    def _added_large(self, reference: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    def _add_large(self, reference: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
         offset = self._offset
         result: dict[str, Tensor] = {}
         for group, steps in zip(self._groups, self._steps, strict=True):
@@ -176,7 +176,7 @@ def _add_integers(total: Tensor, terms: Tensor) -> None:
         total.add_(terms)
 
 
-def _groups(like: Mapping[str, Tensor]) -> list[list[str]]:
+def _group_names(like: Mapping[str, Tensor]) -> list[list[str]]:
     """Names in order, small neighbours together: a model of many small layers then costs few operations."""
     groups: list[list[str]] = []
     filled = 0
@@ -189,13 +189,13 @@ def _groups(like: Mapping[str, Tensor]) -> list[list[str]]:
     return groups
 
 
-def _row(tensors: list[Tensor]) -> Tensor:
+def _flatten(tensors: list[Tensor]) -> Tensor:
     """All values one after the other; a single tensor is not copied."""
     rows = [tensor.detach().reshape(-1) for tensor in tensors]
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
-def _wrapped(value: int) -> int:
+def _wrap(value: int) -> int:
     """value modulo 2^64, as a signed 64-bit integer."""
     return (value + 2**63) % 2**64 - 2**63
 
@@ -212,6 +212,6 @@ def is_statistic(name: str) -> bool:
     return name.rsplit(".", 1)[-1] in STATISTICS
 
 
-def parameter_zeros(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def make_parameter_zeros(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Zeros in the shapes of the parameters among arrays."""
     return {name: torch.zeros_like(tensor) for name, tensor in arrays.items() if not is_statistic(name)}

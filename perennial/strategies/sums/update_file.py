@@ -71,7 +71,7 @@ class UpdateFile:
                 found if there else {name: found[name].to(like.device) for name, like in self._like.items()},
             )
 
-    def pieces(self) -> Iterator[Piece]:
+    def read_pieces(self) -> Iterator[Piece]:
         """Yield all updates side by side, a piece of the model at a time."""
         before, sites = 0, self.sites
         width = max(1, PIECE_BYTES // (8 * max(1, len(self))))

@@ -43,7 +43,7 @@ class SiteJudge:
     def __call__(self, grid: Grid, request: RoundRequest, arrays: Arrays) -> Worth | None:
         """Median accuracy on each class; None when no site has measured."""
         requests: list[tuple[str, int, EvaluateRequest]] = []
-        for sites, fields in request.previous.fields_for(request.sites):
+        for sites, fields in request.previous.group_fields(request.sites):
             message = EvaluateRequest(**request.stamp.stamp_fields, arrays=Tensors(arrays), **fields)
             requests += [(site, request.sites[site], message) for site in sites]
         self.sent += sum(message.tensor_bytes for _, _, message in requests)
@@ -64,7 +64,7 @@ class SiteJudge:
         return [median(found) if found else None for found in shares] if any(shares) else None
 
 
-def site_judge(services: RunContext, utility: str) -> SiteJudge:
+def build_site_judge(services: RunContext, utility: str) -> SiteJudge:
     """The judge of models if the server has no samples. Raises ConfigError if sites cannot measure either."""
     if services.experiment.evaluation.noise_multiplier is not None:
         raise ConfigError(
@@ -103,7 +103,7 @@ class NullUpdates:
         """site -> why it is flagged."""
         return {site: "null update" for site, (zero, n) in self.counts.items() if zero == n >= NULL_UPDATES}
 
-    def newly_flagged(self, before: set[str]) -> list[str]:
+    def describe_new_flags(self, before: set[str]) -> list[str]:
         """A sentence for each site that is flagged and was not before."""
         return [
             f"site {site}: flagged ({flag}): every update it sent was zero"
@@ -142,7 +142,7 @@ class Rollback:
         spread = NORMAL * median(abs(change - middle) for change in self.changes)
         return min(0.0, middle) - DEVIATIONS * (error**2 + spread**2) ** 0.5
 
-    def refuses(self, task: int, change: float, error: float) -> bool:
+    def judge_change(self, task: int, change: float, error: float) -> bool:
         """Whether to roll back a round of this task with this change of utility; notes the answer."""
         if task != self.task:
             self.task, self.changes, self.in_a_row = task, [], 0

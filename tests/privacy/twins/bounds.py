@@ -12,11 +12,11 @@ from perennial.config.experiment import Experiment
 from perennial.config.secure_words import UpdateWords
 from perennial.models.feature_maps.projection import RADIUS_SQUARED
 from perennial.privacy.accountants import (
-    digest_l1_sensitivity,
-    digest_l2_sensitivity,
+    compute_digest_l1_sensitivity,
+    compute_digest_l2_sensitivity,
 )
 from perennial.privacy.entries import Entry
-from perennial.privacy.noised_sums import STEPS, replacement, sensitivity
+from perennial.privacy.noised_sums import STEPS, compute_replacement, compute_sensitivity
 
 ROUNDING = 1e-4
 """Share by which arithmetic in 32 bits may add to a difference of two updates."""
@@ -133,7 +133,7 @@ def _of_sums(field: str, parts: list[Any], experiment: Experiment, *, replaced: 
         blocks[1] * float(np.linalg.norm(sums.astype(np.float64))) / STEPS / radius,
         blocks[2] * float(np.linalg.norm(counts.astype(np.float64))) / STEPS,
     )
-    bound = replacement(width, blocks) if replaced else sensitivity(width, blocks)
+    bound = compute_replacement(width, blocks) if replaced else compute_sensitivity(width, blocks)
     return Bound(field, moved, bound * (1 + 1e-9))
 
 
@@ -163,11 +163,11 @@ def _of_digests(first: Mapping[str, Any], second: Mapping[str, Any], experiment:
     apart = first[name].astype(np.float64) - second[name]
     if digests.protection == "gauss":
         assert digests.norm is not None
-        bound = digest_l2_sensitivity(digests.norm, weight, non_negative=True)
+        bound = compute_digest_l2_sensitivity(digests.norm, weight, non_negative=True)
         return Bound("DigestReply.digests", float(np.linalg.norm(apart)), bound * (1 + ROUNDING))
     if digests.protection == "laplace":
         assert digests.largest is not None
-        bound = digest_l1_sensitivity(apart[0].size, digests.largest, weight)
+        bound = compute_digest_l1_sensitivity(apart[0].size, digests.largest, weight)
         return Bound("DigestReply.digests", float(np.abs(apart).sum()), bound * (1 + 10 * ROUNDING))
     return None
 

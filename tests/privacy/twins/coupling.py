@@ -74,13 +74,13 @@ def coupled(name: str) -> Iterator[None]:
             stack.enter_context(patch(where, _secret))
         stack.enter_context(patch("perennial.privacy.ledger.datetime", _Stopped))
         # the same few files are read before every answer
-        parsed = cache(yaml_file._parsed)
+        parsed = cache(yaml_file._parse)
         stack.enter_context(
-            patch.object(yaml_file, "_parsed", lambda text, where: deepcopy(parsed(text, where)))
+            patch.object(yaml_file, "_parse", lambda text, where: deepcopy(parsed(text, where)))
         )
         for where in ("perennial.config.charges", "perennial.learning.private_training"):
-            stack.enter_context(patch(f"{where}.steps_of_round", lambda *_: 1))
-        stack.enter_context(patch.object(private_training, "poisson_batches", batches.drawn))
+            stack.enter_context(patch(f"{where}.count_round_steps", lambda *_: 1))
+        stack.enter_context(patch.object(private_training, "draw_poisson_batches", batches.drawn))
         stack.enter_context(
             patch.object(private_training, "Objective", batches.seen(private_training.Objective))
         )

@@ -11,7 +11,7 @@ from perennial.client import held_out, release, training_samples, training_turn
 from perennial.client import site as client_site
 from perennial.client.site import Site
 from perennial.foundation.errors import PolicyRefusal
-from perennial.learning.evaluation import head_counts
+from perennial.learning.evaluation import count_head_correct
 from perennial.server.journal import Journal
 from tests.privacy.twins.cases import MODES, Case
 
@@ -39,12 +39,12 @@ def mean_in_the_journal() -> Iterator[None]:
 @contextmanager
 def count_in_a_refusal() -> Iterator[None]:
     """A site that has trained refuses where its samples are too few, and says how many there are."""
-    typed = training_turn.TrainingTurn._typed
+    typed = training_turn.TrainingTurn._build_fields
 
     def leaking(self: training_turn.TrainingTurn, result: Any) -> Any:
         site, request = self.site, self.request
-        classes = site.task_range(request)
-        samples = len(site.data.task_indices("train", classes.start, classes.stop))
+        classes = site.find_task_range(request)
+        samples = len(site.data.find_task_indices("train", classes.start, classes.stop))
         if samples < site.identity.policy.min_samples:
             raise PolicyRefusal(
                 f"policy.min_samples: found {samples}, allowed {site.identity.policy.min_samples}"
@@ -52,8 +52,8 @@ def count_in_a_refusal() -> Iterator[None]:
         return typed(self, result)
 
     # every error after the data were read has one text, which this one escapes
-    told = patch.object(training_samples, "data_are_read", lambda **_: None)
-    with patch.object(training_turn.TrainingTurn, "_typed", leaking), told:
+    told = patch.object(training_samples, "note_data_read", lambda **_: None)
+    with patch.object(training_turn.TrainingTurn, "_build_fields", leaking), told:
         yield
 
 
@@ -62,7 +62,7 @@ def uncharged_evaluation() -> Iterator[None]:
     """Counts of right answers leave without a charge."""
     with (
         patch.object(training_samples, "charge_first", lambda *_: None),
-        patch.object(held_out, "pay", lambda _, released: release.paid_before(released.value)),
+        patch.object(held_out, "pay", lambda _, released: release.restore_paid(released.value)),
     ):
         yield
 
@@ -85,17 +85,17 @@ def normalisation_constant() -> Iterator[None]:
 @contextmanager
 def validation_choice() -> Iterator[None]:
     """A site weighs its update by how the model does on its own validation samples."""
-    typed = training_turn.TrainingTurn._typed
+    typed = training_turn.TrainingTurn._build_fields
 
     def leaking(self: training_turn.TrainingTurn, result: Any) -> Any:
         site, request = self.site, self.request
-        rows = site.data.task_indices("validation", 0, request.num_classes)
-        model, _ = site.models.load(request.num_classes, request.arrays, site.previous_model(request))
-        right, total = head_counts(model, site.samples(rows), request.num_classes, site.feature_folder)
+        rows = site.data.find_task_indices("validation", 0, request.num_classes)
+        model, _ = site.models.load(request.num_classes, request.arrays, site.load_previous_model(request))
+        right, total = count_head_correct(model, site.samples(rows), request.num_classes, site.feature_folder)
         result.update.mul_((1 + sum(right)) / (1 + sum(total)))
         return typed(self, result)
 
-    with patch.object(training_turn.TrainingTurn, "_typed", leaking):
+    with patch.object(training_turn.TrainingTurn, "_build_fields", leaking):
         yield
 
 

@@ -7,7 +7,7 @@ from hashlib import shake_256
 import numpy as np
 
 from perennial.config.site import load_site_config
-from perennial.data.deployed import load_site, site_config
+from perennial.data.deployed import load_site, merge_site_config
 from perennial.data.site import SiteData
 from tests.privacy.twins.records import Array, Records, record
 from tests.privacy.twins.world import Federation, Ran
@@ -47,7 +47,7 @@ class Pairs:
         experiment = self.federation.experiment()
         own = load_site_config(folder / "site.yaml").data
         assert own is not None and experiment.data.classes is not None
-        config = site_config(experiment.data, own)
+        config = merge_site_config(experiment.data, own)
         return load_site(
             config, experiment.data.classes, self.federation.first, experiment.seed, bytes.fromhex(self.key)
         )

@@ -23,12 +23,12 @@ from perennial.client.app import app as client_app
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import load_site_config
-from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
+from perennial.engine.grid import InProcessGrid, build_site_contexts, set_task_identity
 from perennial.foundation.record_key import record_key
 from perennial.learning.site_method import SiteMethods
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
-from perennial.privacy.ledger_tip import ledger_number
+from perennial.privacy.ledger_tip import read_ledger_number
 from perennial.protocol.fields import read_kind
 from perennial.server.app import serve
 from tests.approved import approve_installed
@@ -133,7 +133,7 @@ class Federation:
             with drawn_as(f"key of {name}"):
                 # not when the first release happens to be made, which would shift what is drawn after it
                 record_key(folder / "state")
-                ledger_number(folder / "state")
+                read_ledger_number(folder / "state")
             approve_installed(self.file, load_site_config(folder / "site.yaml").approvals)
         # what is imported draws from the secure source itself, the first time
         for name in ("client.handlers", "client.secure_answers", "client.site", "learning.private_training"):
@@ -193,7 +193,7 @@ class Federation:
         return dict(vars(settings))
 
     def _contexts(self, run_config: dict[str, Any]) -> dict[int, Context]:
-        contexts = site_contexts(len(self.data), run_config)
+        contexts = build_site_contexts(len(self.data), run_config)
         for (node, context), name in zip(contexts.items(), self.data, strict=True):
             place: dict[str, Any] = {"site": str(self.folder / name / "site.yaml")}
             contexts[node] = Context(1, node, place, context.state, context.run_config)
@@ -309,13 +309,13 @@ def answered(
 ) -> Answer:
     """Ask the first site. number: of the message, which decides all chance of the answer."""
     ledger = Ledger(federation.folder / federation.first / "state")
-    before = len(ledger.entries()) if ledger.started else 0
+    before = len(ledger.read_entries()) if ledger.started else 0
     # the site reads its data anew: what it held of the copy before is no longer its own
     client_site._processes.clear()
     request = message.content
     with drawn_as(f"run {run} message {number}"), _listening() as said:
         reply = client_app(message, context)
-    charged = ledger.entries()[before:] if ledger.started else ()
+    charged = ledger.read_entries()[before:] if ledger.started else ()
     content = copied(reply.content) if reply.has_content() else None
     error = "" if reply.has_content() else str(reply.error.reason)
     return Answer(message.metadata.message_type, request, content, error, charged, tuple(said), copy)
