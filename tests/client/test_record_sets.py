@@ -253,7 +253,7 @@ class Trial:
         self.experiment: Any = SimpleNamespace(privacy=SimpleNamespace(enabled=True))
         schedule = SimpleNamespace(list_classes=lambda task: range(width * (task - 1), width * task))
         self.process: Any = SimpleNamespace(registry=SimpleNamespace(schedule=schedule))
-        self.data, self.classes_of = self, schedule.classes_of
+        self.data, self.list_classes = self, schedule.list_classes
 
     def contents_of(self, at: torch.Tensor) -> np.ndarray:
         content = [hashlib.sha256(self.now[row][1].encode()).digest() for row in at.tolist()]
@@ -271,7 +271,7 @@ class Trial:
 
     def released(self, task: int) -> Counter[tuple[str, int]]:
         """Contents and labels that a release of the task is computed from."""
-        classes = self.classes_of(task)
+        classes = self.list_classes(task)
 
         def find() -> torch.Tensor:
             if self.fails:
@@ -327,7 +327,7 @@ def test_one_record_more_or_less_moves_each_release_by_one_row(seed: int, width:
             continue  # an error is an answer of its own; what it must not do is move the releases after it
         more, less = (there - absent).total(), (absent - there).total()
         if steady:
-            own = its[0][2] in both[0].classes_of(task)
+            own = its[0][2] in both[0].list_classes(task)
             assert less == 0 and more <= own, (task, there, absent)
         # which of two twins of two classes of a task came from another task, nobody can tell
         assert more + less <= 1 or (width > 1 and more == less == 1), (task, there, absent)

@@ -111,7 +111,7 @@ class Half(SiteMethod):
     def open(self, turn):
         self.turn, kept = turn, turn.records.get("own", turn.request.round)
         if kept is not None:
-            self.shift = 0 * turn.flat.trained_vector(self.fitting(kept[0]))
+            self.shift = 0 * turn.flat.flatten_trained(self.fitting(kept[0]))
 
     def fitting(self, kept):
         return kept
