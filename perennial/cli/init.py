@@ -138,10 +138,8 @@ def _render_experiment(found: Survey, *, closed_form: bool, epsilon: float | Non
     plain = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-.") or "own-data"
     if epsilon is not None:
-        head, end = (
-            init_private.HEAD,
-            init_private.render_private_keys(found, epsilon, len(found.sites) or SITES),
-        )
+        sites = len(found.sites) or SITES
+        head, end = init_private.HEAD, init_private.render_private_keys(found, epsilon, sites)
     else:
         head = _render_introduction(found, closed_form)
         end = _render_closed_form(found) if closed_form else _render_trained(found)

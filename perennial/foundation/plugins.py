@@ -132,18 +132,16 @@ def _check_package(name: str) -> str:
     if name not in offering:
         here = f"; for a folder write ./{name}" if name.isprintable() and Path(name).is_dir() else ""
         raise ConfigError(
-            f"plugins: found {name!r:.100}{suggest_nearest(name, offering)}, which is no installed "
-            f"package with "
-            f"plug-ins{here}; allowed: {', '.join(offering) or 'none is installed'}, or the path of a folder"
+            f"plugins: found {name!r:.100}{suggest_nearest(name, offering)}, which is no installed package "
+            f"with plug-ins{here}; allowed: {', '.join(offering) or 'none is installed'}, or the path of a folder"
         )
     return name
 
 
 def list_packages() -> set[str]:
     """Installed packages that offer a method."""
-    return {
-        _extract_package(entry.value) for group in GROUPS.values() for entry in entry_points(group=group)
-    } - {OURS}
+    entries = (entry for group in GROUPS.values() for entry in entry_points(group=group))
+    return {_extract_package(entry.value) for entry in entries} - {OURS}
 
 
 def hand_over(found: Any) -> str:
@@ -256,12 +254,12 @@ def load(kind: Kind, name: str, where: str) -> Any:
         raise ConfigError(f"{where}: {target!r} cannot be imported ({error})") from error
     except AttributeError as error:
         raise ConfigError(f"{where}: {target!r} is not there ({error})") from None
-    if not (inspect.isclass(made) or inspect.isfunction(made)) or _extract_package(
-        made.__module__
-    ) != _extract_package(target):
-        raise ConfigError(
-            f"{where}: {target} is no class or function of package {_extract_package(target)} itself"
-        )
+    package = _extract_package(target)
+    if (
+        not (inspect.isclass(made) or inspect.isfunction(made))
+        or _extract_package(made.__module__) != package
+    ):
+        raise ConfigError(f"{where}: {target} is no class or function of package {package} itself")
     return made
 
 

@@ -126,7 +126,8 @@ def draw_accuracy_over_tasks(run: Run) -> Picture:
     }
     curves = {name: values for name, values in curves.items() if any(value is not None for value in values)}
     tasks = list(range(1, len(matrix) + 1))
-    lowest = min((value for values in curves.values() for value in values if value is not None), default=0.0)
+    courses = curves.values()
+    lowest = min((value for values in courses for value in values if value is not None), default=0.0)
     return Picture(
         name="accuracy-over-tasks",
         title="Accuracy and forgetting over tasks",
@@ -151,13 +152,7 @@ def draw_accuracy_over_tasks(run: Run) -> Picture:
         numbers=build_numbers_table(
             ["after task", *curves],
             [
-                [
-                    t,
-                    *(
-                        format_percent(values[t - 1] if t <= len(values) else None)
-                        for values in curves.values()
-                    ),
-                ]
+                [t, *(format_percent(values[t - 1] if t <= len(values) else None) for values in courses)]
                 for t in tasks
             ],
             "Accuracy and forgetting over tasks",
@@ -346,12 +341,7 @@ def _build_epsilon_table(epsilon: Epsilon) -> Markup:
     known = [value for value in epsilon.per_site.values() if value is not None]
     largest = max(known, default=0.0)
     rows = [
-        [
-            site,
-            "infinite"
-            if value is None
-            else build_bar(format_decimal(value), value / largest if largest else 0.0),
-        ]
+        [site, "infinite" if value is None else build_bar(format_decimal(value), value / (largest or 1.0))]
         for site, value in epsilon.per_site.items()
     ]
     note = f"Epsilon for one {epsilon.unit}, δ = {format_power(epsilon.delta)}; smaller is more private."
@@ -370,9 +360,8 @@ def _build_claim_table(epsilon: Epsilon, claim: Claim) -> Markup:
         rows.append(
             [
                 "typical record",
-                f"ε = {format_decimal(epsilon.bayesian)} (Bayesian: {claim.bayesian_relation}; "
-                f"outliers are not "
-                "covered, and it does not compare with the figure above)",
+                f"ε = {format_decimal(epsilon.bayesian)} (Bayesian: {claim.bayesian_relation}; outliers are "
+                "not covered, and it does not compare with the figure above)",
             ]
         )
     rows += [["not covered", item] for item in claim.not_covered]

@@ -101,11 +101,9 @@ class AutomaticHead(HeadSettings):
         """Solve candidate number `shrinkage`; its weights on features that it does not see are 0."""
         candidate = self.candidates[int(shrinkage)]
         places = self._select_places(sums, candidate.maps)
-        solve = {"gaussian": solve_gaussian, "ridge": _solve_ridge, "ridge, classes alike": _solve_alike}[
-            candidate.kind
-        ]
+        solvers = {"gaussian": solve_gaussian, "ridge": _solve_ridge, "ridge, classes alike": _solve_alike}
         seen = sums.of_features(places)
-        head = solve(seen, candidate.shrinkage or estimate_oracle_shrinkage(seen))
+        head = solvers[candidate.kind](seen, candidate.shrinkage or estimate_oracle_shrinkage(seen))
         weight = torch.zeros(len(head.bias), len(sums.gram) - 1, dtype=torch.float64)
         weight[:, places] = head.weight
         return LinearHead(weight, head.bias)
@@ -140,9 +138,8 @@ class AutomaticHead(HeadSettings):
 
     def _choose_by_gcv(self, sums: Sums, maps: tuple[int, ...]) -> tuple[float, int]:
         """(cross-validated error, number) of the best ridge head on these maps."""
-        errors = compute_gcv(
-            sums.of_features(self._select_places(sums, maps)), FINE_LAMBDAS, standardise=True
-        )
+        seen = sums.of_features(self._select_places(sums, maps))
+        errors = compute_gcv(seen, FINE_LAMBDAS, standardise=True)
         error, _, best = min(
             (error, -value, value) for error, value in zip(errors, FINE_LAMBDAS, strict=True)
         )
@@ -345,9 +342,8 @@ class MapChoice:
         self.tried = []
         for slot in self.whole.alternatives:
             rounds = {place: self._limit_to_map(asking, place) for place in slot}
-            sums = {
-                place: _collect_sums(rounds[place], classes) for place in self._order_rounds(asking, rounds)
-            }
+            order = self._order_rounds(asking, rounds)
+            sums = {place: _collect_sums(rounds[place], classes) for place in order}
             ranked: list[tuple[float, int]] = []
             rows: dict[int, list[dict[str, Any]]] = {}
             for place in slot:
