@@ -14,7 +14,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from benchmarks.table import EXPERIMENTS, RESULTS, Measure, Row, Table, of
-from perennial.foundation.block import Block
+from perennial.foundation.plain import Block
 
 SHEETS = Path(__file__).with_name("papers")
 PAGE = "papers.md"

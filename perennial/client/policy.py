@@ -15,7 +15,7 @@ from perennial.config.evaluation import count_noise
 from perennial.config.experiment import Experiment
 from perennial.config.site import Answer, Demand, Release, SitePolicy
 from perennial.foundation.errors import PolicyRefusal, PrivacyError
-from perennial.learning.privacy_claim import check_claim
+from perennial.privacy.combinations import ReleaseProtection, refuse_false_claims
 from perennial.privacy.config import DigestConfig
 
 
@@ -289,3 +289,47 @@ def count_digest_samples(config: DigestConfig) -> int:
     if config.weights is None:
         return config.per_digest
     return int(1 / sum(weight**2 for weight in config.weights) + 1e-6)
+
+
+def check_claim(
+    experiment: Experiment,
+    *,
+    segments: int = 1,
+    sparsity: ReleaseProtection | None = None,
+    weights_use_metrics: bool = False,
+    clear_uploads: Sequence[str] = (),
+    normalisation_from_data: bool = False,
+) -> None:
+    """Refuse an experiment whose privacy claim would be false; mode none claims nothing.
+
+    The keywords are facts that the settings alone do not say, as in refuse_false_claims; leave them out if
+    you do not know them.
+
+    Raises PrivacyError with every reason.
+    """
+    if not experiment.privacy.enabled:
+        return
+    # the losses need PyTorch, which a site without a claim need not import for this
+    from perennial.learning.objective import list_coupled_terms
+
+    learner, memory, digests = experiment.learner, experiment.learner.memory, experiment.digests
+    refuse_false_claims(
+        experiment.privacy,
+        norm=experiment.model.resolved_norm,
+        memory_selection=memory.selection if memory else None,
+        memory_displaces=memory is not None and memory.share is None,
+        balanced_replay=memory is not None and memory.balanced,
+        coupled_terms=list_coupled_terms(learner),
+        needs_every_class=learner.classification.name == "balanced_softmax"
+        and learner.classification.sign < 0,
+        segments=segments,
+        weights_use_metrics=weights_use_metrics,
+        clear_uploads=clear_uploads,
+        digest=None
+        if digests is None
+        else "sample"
+        if digests.protects and not digests.labels_in_the_clear
+        else "none",
+        sparsity=sparsity,
+        normalisation_from_data=normalisation_from_data,
+    )

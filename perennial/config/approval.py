@@ -16,9 +16,8 @@ from perennial.config.document import read_document
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.config.yaml_file import parse_yaml
-from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, PolicyRefusal, StateError, clean_text
-from perennial.foundation.plain import PlainObject
+from perennial.foundation.plain import Block, PlainObject
 
 
 class Approval(Block):

@@ -8,9 +8,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from perennial.config.yaml_file import name_only
 from perennial.foundation import plugins
-from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import ConfigError, suggest_nearest
-from perennial.foundation.plain import Plain
+from perennial.foundation.plain import FiniteBlock, Plain
 
 CLASSIFICATIONS = (
     *("ce", "balanced_softmax", "icarl_bce", "current_softmax", "gradient_compensation"),

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
-from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError
+from perennial.foundation.plain import Block
 
 if TYPE_CHECKING:
     pass

@@ -24,9 +24,8 @@ from perennial.config.strategies import Asks, find_asks, list_nested
 from perennial.config.yaml_file import name_only
 from perennial.data.config import DataConfig
 from perennial.data.tasks_config import TasksConfig
-from perennial.foundation.block import Block
 from perennial.foundation.errors import suggest_nearest
-from perennial.foundation.plain import Plain
+from perennial.foundation.plain import Block, Plain
 from perennial.models.config import ModelConfig
 from perennial.privacy.config import DigestConfig, PrivacyConfig
 

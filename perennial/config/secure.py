@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import Field
 
 from perennial.config.strategies import ASKS
-from perennial.foundation.block import Block
+from perennial.foundation.plain import Block
 from perennial.privacy.secure.roster import MOST_SITES, Parameters
 
 

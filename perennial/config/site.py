@@ -9,10 +9,10 @@ from pydantic import Field, model_validator
 from perennial.config.removed import drop_removed_from_site
 from perennial.config.yaml_file import UsablePath, read_yaml, validate
 from perennial.data.config import DataConfig
-from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import find_user_state
 from perennial.foundation.names import SITE_NAME
+from perennial.foundation.plain import Block
 from perennial.privacy.config import Mode, Unit
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from perennial.foundation.block import Block, FiniteBlock
 from perennial.foundation.errors import PolicyRefusal
+from perennial.foundation.plain import Block, FiniteBlock
 
 Measurement = Literal[
     "held_out_accuracy", "train_accuracy", "classification_loss", "class_coverage", "label_counts"
@@ -138,7 +138,7 @@ SITE_HALVES = {
     "scaffold": "perennial.strategies.scaffold:ScaffoldSite",
     "target": "perennial.baselines.target:TargetSite",
     "serial_ring": "perennial.strategies.serial_ring.site:RingSite",
-    "contribution": "perennial.strategies.valuation.site_utility:JudgingSite",
+    "contribution": "perennial.strategies.site_utility:JudgingSite",
 }
 """Where the site half of a strategy is; a strategy that is not here has none."""
 

@@ -10,9 +10,8 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_validator
 
 from perennial.data.tasks_config import Name, Names, PartitionConfig
-from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import suggest_nearest
-from perennial.foundation.plain import Plain
+from perennial.foundation.plain import FiniteBlock, Plain
 from perennial.foundation.plugins import is_target, list_known
 
 IMAGES = ("image_size", "color", "resize")

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_validator
 
-from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import suggest_nearest
+from perennial.foundation.plain import FiniteBlock
 
 
 def _check_name(name: str) -> str:

@@ -27,10 +27,10 @@ from perennial.deploy.certificates import (
     make_server,
     write_issued,
 )
-from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, StateError, suggest_nearest
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.names import NODES, SITE_NAME, write_registered
+from perennial.foundation.plain import Block
 from perennial.server.control import CONTROL
 
 DEPLOY = "deploy.yaml"

@@ -17,9 +17,9 @@ from perennial.deploy.app_container import Half, Partner
 from perennial.deploy.certificates import read_validity
 from perennial.deploy.federation import OperatorFolder
 from perennial.deploy.processes import Runtime, find_program, require_flower, run_supervised
-from perennial.foundation.block import Block
 from perennial.foundation.errors import StateError
 from perennial.foundation.heartbeat import SILENT_AFTER, last_beat
+from perennial.foundation.plain import Block
 
 STATUS = ".superlink.json"
 """In the folder of all runs."""

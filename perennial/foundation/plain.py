@@ -1,12 +1,13 @@
-"""Values that a file or a message can hold: text, numbers, truth, nothing, lists and mappings of these.
+"""Values that a file or a message can hold, and the blocks of a file that a person writes.
 
-A value of this type is never a class, a function or a name that was looked up.
+A plain value is text, a number, truth, nothing, or a list or mapping of these: never a class, a function or a
+name that was looked up.
 """
 
 import json
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 from typing_extensions import TypeAliasType
 
 if TYPE_CHECKING:
@@ -37,3 +38,19 @@ def require_plain(found: Any) -> PlainObject:
 
 
 _OBJECT: TypeAdapter[Any] = TypeAdapter(PlainObject)
+
+
+class Block(BaseModel):
+    """A block of a file that is checked when read: no unknown key, and no change of a value afterwards."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def is_set(self, key: str) -> bool:
+        """Whether the value of a key differs from its default, and so must be written to a file."""
+        return getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True)
+
+
+class FiniteBlock(Block):
+    """A block in which no number may be infinite or not a number."""
+
+    model_config = ConfigDict(allow_inf_nan=False)

@@ -133,7 +133,8 @@ def _check_package(name: str) -> str:
         here = f"; for a folder write ./{name}" if name.isprintable() and Path(name).is_dir() else ""
         raise ConfigError(
             f"plugins: found {name!r:.100}{suggest_nearest(name, offering)}, which is no installed package "
-            f"with plug-ins{here}; allowed: {', '.join(offering) or 'none is installed'}, or the path of a folder"
+            f"with plug-ins{here}; allowed: {', '.join(offering) or 'none is installed'}, or the path of a "
+            "folder"
         )
     return name
 

@@ -101,7 +101,7 @@ class SiteMethod:
     answers: what the half does for requests of kinds that are the method's own.
     stays: names of tensors that are no part of the reply. alone: whether the site cannot train in one pass
     with others. batch_ids: further ids of the stream that draws batches. claim: facts about the turn that a
-    privacy claim depends on (learning/privacy_claim).
+    privacy claim depends on (check_claim() in client/policy).
     """
 
     answers: ClassVar[Answers] = {}

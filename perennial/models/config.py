@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from perennial.foundation.block import Block
 from perennial.foundation.errors import suggest_nearest
-from perennial.foundation.plain import Plain
+from perennial.foundation.plain import Block, Plain
 from perennial.foundation.plugins import is_target, list_known
 from perennial.models.feature_maps.config import (
     Choice,

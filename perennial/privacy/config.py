@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from perennial.foundation.block import Block, FiniteBlock
+from perennial.foundation.plain import Block, FiniteBlock
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from perennial.client.policy import check_claim
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import load_simulated_federation
 from perennial.data.schedule import Registry, TaskSchedule
 from perennial.data.site import SiteData
 from perennial.foundation.errors import ConfigError, suggest_nearest
-from perennial.learning.privacy_claim import check_claim
 from perennial.learning.scored import Scores
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.fixed import FixedFeatures

@@ -15,9 +15,9 @@ import torch
 from perennial.config.rounds import BoundsConfig
 from perennial.config.schema import StrategySpec
 from perennial.config.strategies import hash_solver_settings
-from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file
+from perennial.foundation.plain import Block
 from perennial.learning.analytic.statistics import read_statistics_file
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.saved import GLOBAL_MODEL, load_saved

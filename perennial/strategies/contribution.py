@@ -28,7 +28,7 @@ from perennial.strategies.round.context import RoundOutcome, RunContext
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.request import Arrays, RoundRequest, Traits
 from perennial.strategies.serial_ring.method import SerialRing, Weighing
-from perennial.strategies.valuation.site_utility import (
+from perennial.strategies.site_utility import (
     NULL_UPDATE,
     NullUpdates,
     Rollback,

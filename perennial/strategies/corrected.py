@@ -11,8 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
+from perennial.foundation.plain import FiniteBlock
 from perennial.learning.site_method import LocalTurn, PlannedRun, SiteMethod, read_settings_part
 from perennial.models.layers import grown
 from perennial.protocol.messages import TrainRequest

@@ -15,7 +15,7 @@ from perennial.learning.scored import Worth
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest, Refusal
 from perennial.protocol.stamp import Stamp
 from perennial.strategies.round.request import RoundRequest
-from perennial.strategies.valuation.site_utility import SiteJudge
+from perennial.strategies.site_utility import SiteJudge
 
 MODEL = {"w": torch.ones(3)}
 Counts = tuple[list[int], list[int]]

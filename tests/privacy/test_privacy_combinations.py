@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from perennial.client.policy import check_claim
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import PrivacyError
 from perennial.learning.losses import LOSSES
-from perennial.learning.privacy_claim import check_claim
 from perennial.privacy.combinations import refuse_false_claims
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.entries import Entry

@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from perennial.foundation.block import Block
+from perennial.foundation.plain import Block
 
 
 @dataclass(frozen=True)

@@ -140,9 +140,7 @@ class AutomaticHead(HeadSettings):
         """(cross-validated error, number) of the best ridge head on these maps."""
         seen = sums.of_features(self._select_places(sums, maps))
         errors = compute_gcv(seen, FINE_LAMBDAS, standardise=True)
-        error, _, best = min(
-            (error, -value, value) for error, value in zip(errors, FINE_LAMBDAS, strict=True)
-        )
+        error, best = min(zip(errors, FINE_LAMBDAS, strict=True), key=lambda pair: (pair[0], -pair[1]))
         counts = sums.counts[sums.counts > 0]
         rare = float(counts.min()) < SELDOM * float(counts.mean())
         kind = "ridge, classes alike" if rare else "ridge"

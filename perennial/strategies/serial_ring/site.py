@@ -12,8 +12,8 @@ from pydantic import Field
 from torch import Tensor
 
 from perennial.data.partition import apportion
-from perennial.foundation.block import Block
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
+from perennial.foundation.plain import Block
 from perennial.foundation.streams import stream
 from perennial.learning.site_method import PlannedRun, SiteMethod, TurnStart, read_settings_part
 from perennial.protocol.messages import TrainRequest

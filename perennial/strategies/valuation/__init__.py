@@ -1,1 +1,0 @@
-"""The contribution of sites: coalitions, utilities, Shapley values."""
