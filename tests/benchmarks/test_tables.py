@@ -2,7 +2,7 @@
 files say."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ import yaml
 
 from benchmarks import grid
 from benchmarks.controls import controls_of
-from benchmarks.grid import finished, read_results, run_table
+from benchmarks.grid import finished, newest, read_results, run_table
 from benchmarks.markdown import age, markdown
 from benchmarks.paper_claims import Claim, judge
-from benchmarks.results_page import PAGE, PICTURES, Measured, measured, page, pictures
+from benchmarks.results_page import PAGE, PICTURES, measured, page, pictures
 from benchmarks.table import RESULTS, Row, Table, table_called, tables
 from perennial.config.experiment import Experiment
 
@@ -25,6 +25,12 @@ SMALL = {
     "model": {"name": "mlp", "hidden": [8]},
     "learner": {"preset": "none", "optimizer": {"lr": 0.05}},
 }
+
+
+def one_fast(names: Iterable[str]) -> list[Any]:
+    """The first table for the fast suite, the others for the slow one."""
+    first, *others = sorted(names)
+    return [first, *(pytest.param(name, marks=pytest.mark.slow) for name in others)]
 
 
 @pytest.fixture
@@ -149,35 +155,33 @@ def test_every_table_names_experiments_and_rows_that_exist(name: str) -> None:
         assert claim.measure in table.measures, claim.text
 
 
-@pytest.fixture(scope="module")
-def held() -> Measured:
-    return measured()
-
-
-def test_the_results_page_and_its_pictures_are_what_the_committed_results_say(held: Measured) -> None:
+@pytest.mark.slow
+def test_the_results_page_and_its_pictures_are_what_the_committed_results_say() -> None:
+    held = measured()
     assert PAGE.read_text() == page(held), "write it again: python -m benchmarks.results_page"
     drawn = {path.stem: path.read_text() for path in PICTURES.glob("*.svg")}
     assert drawn == pictures(held), "write them again: python -m benchmarks.results_page"
 
 
-@pytest.mark.parametrize("name", [name for name, table in tables().items() if table.scale == "cpu"])
+@pytest.mark.parametrize("name", one_fast(name for name, table in tables().items() if table.scale == "cpu"))
 def test_a_table_of_cpu_size_is_there_whole_or_says_why_not_and_its_page_says_what_its_results_say(
-    name: str, held: Measured
+    name: str,
 ) -> None:
     table = tables()[name]
+    held = newest(table, RESULTS / f"{name}.jsonl")
     wanted = {(row.label, seed) for row in table.rows for seed in table.seeds}
-    missing = wanted - {(run["row"], run["seed"]) for run in held[name]}
+    missing = wanted - {(run["row"], run["seed"]) for run in held}
     text = (RESULTS / f"{name}.md").read_text()
     if missing:
-        why = table.pending.endswith(".") or age(held[name])
+        why = table.pending.endswith(".") or age(held)
         assert why, f"run it again: python -m benchmarks {name}; or say why not: pending"
-        count = f"{len(held[name])} of {len(wanted)} runs"
+        count = f"{len(held)} of {len(wanted)} runs"
         section = PAGE.read_text().partition(f"{table.title}")[2][:1000]
         assert all(count in said and table.pending in said for said in (text, section))
     else:
         assert not table.pending, f"{name} is whole: take its pending away"
     assert len(table.seeds) >= 3 or "One seed: a survey" in table.note
-    assert text == markdown(name, table, held[name], controls_of(table))
+    assert text == markdown(name, table, held, controls_of(table))
 
 
 Holds = Callable[[Experiment, str], bool]
@@ -251,10 +255,7 @@ WORDS: dict[str, Holds] = {
 """What a label can say -> whether an experiment has it, given the group."""
 
 
-FIRST, *OTHERS = sorted(tables())
-
-
-@pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.parametrize("name", one_fast(tables()))
 def test_labels_say_what_experiments_have(name: str) -> None:
     wrong = []
     for row in tables()[name].rows:

@@ -131,7 +131,13 @@ def test_a_cohort_trains_each_model_as_one_site_does(model: dict[str, Any], shap
     case(model, learner(), shape).agrees()
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONAL)
+LARGE = ("resnet18", "resnet34")
+"""Networks with the blocks of resnet20, which take seconds."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in CONVOLUTIONAL]
+)
 def test_gradients_of_a_stacked_network_in_float64(name: str) -> None:
     shape, count = (3, 16, 16), 3
     model = built({"name": name}, shape).double()
