@@ -60,9 +60,6 @@ TABLE_4 = {
 """Rows that the paper has too, and what it claims to be worth something."""
 
 
-PENDING = "Its controls are not whole: what is missing is made by the command above."
-
-
 def _row(label: str, experiment: str, *changes: str, paper: Mapping[str, float] | None = None) -> Row:
     return Row(label, experiment, (CENTRAL, *changes), paper or {})
 
@@ -131,11 +128,10 @@ def _task_sweep(
     counts: tuple[int, ...],
     *changes: str,
     network: str = ONE_BACKBONE_ALONE,
-    pending: str = PENDING,
 ) -> Table:
     """Full system and its controls by number of tasks, in the same rounds altogether.
 
-    network: a change, to the method's network with one backbone. pending: why runs are missing, if any are.
+    network: a change, to the method's network with one backbone.
     """
     return Table(
         title,
@@ -153,7 +149,6 @@ def _task_sweep(
         note="30 rounds in every row (20 with 20 tasks), divided among its tasks. The controls have the same "
         "memory and optimiser, one backbone, and weights by size alone.",
         seeds=TEN_SEEDS,
-        pending=pending,
         claims=[
             Claim(
                 f"full system over {short}, {count} tasks",
@@ -218,7 +213,6 @@ TABLES = {
         "PP-FCIL on digits by number of tasks, 5 sites, Dirichlet 0.5",
         DIGITS,
         (2, 5, 10),
-        pending="",
     ),
     "pp_fcil_tasks_fashion_mnist": _task_sweep(
         "PP-FCIL on 1,000 images of Fashion-MNIST (14 x 14) by number of tasks, 5 sites, Dirichlet 0.5",
@@ -322,7 +316,6 @@ TABLES = {
             ),
         ],
         seeds=TEN_SEEDS,
-        pending=PENDING,
     ),
     "pp_fcil_ham10000": Table(
         "HAM10000, four clinics as they are, tasks of 3, 2 and 2 classes, 20 exemplars of a class at each",
