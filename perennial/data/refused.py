@@ -39,7 +39,7 @@ def format_of(name: str) -> str:
     return next((kind for kind, ends in FORMATS.items() if name.lower().endswith(ends)), "")
 
 
-def require_readable(path: Path) -> None:
+def refuse_foreign_format(path: Path) -> None:
     """Raise DataError naming the format of a file that Perennial does not read, and the way out."""
     if not (kind := format_of(path.name)):
         return

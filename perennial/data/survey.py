@@ -19,8 +19,8 @@ from perennial.data.images import is_dicom
 from perennial.data.refused import (
     find_volume_format,
     follow_up,
+    refuse_foreign_format,
     require_classes,
-    require_readable,
 )
 from perennial.data.suspicion import (
     Suspicion,
@@ -96,7 +96,7 @@ def survey(
         return _survey_folder(path, patient, layout)
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
-    require_readable(path)
+    refuse_foreign_format(path)
     if path.suffix.lower() == ".npz":
         return _survey_npz(path)
     file = read_csv(path, decimal=decimal, units=units, limits=limits)

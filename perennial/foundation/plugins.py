@@ -145,7 +145,7 @@ def list_packages() -> set[str]:
     return {_extract_package(entry.value) for entry in entries} - {OURS}
 
 
-def hand_over(found: Any) -> str:
+def put_in_use(found: Any) -> str:
     """Put a class or function of the program itself in use for good; returns its `module:Class`."""
     target = name_of(found)
     _HANDED_OVER[target] = found
@@ -228,7 +228,7 @@ def replace_with_names(value: Any) -> Any:
         return {key: replace_with_names(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [replace_with_names(item) for item in value]
-    return hand_over(value) if inspect.isclass(value) or inspect.isfunction(value) else value
+    return put_in_use(value) if inspect.isclass(value) or inspect.isfunction(value) else value
 
 
 def load_ours(target: str) -> Any:

@@ -231,12 +231,12 @@ class HospitalState:
                 clean_text(line.get("experiment", ""), 64),
                 clean_text(line.get("kind", ""), 40),
                 clean_text(line.get("unit", ""), 20),
-                release_in_words(line),
+                describe_protection(line),
             )
         )
 
 
-def release_in_words(line: dict[str, Any]) -> str:
+def describe_protection(line: dict[str, Any]) -> str:
     """In words, what protected the release that a line of the ledger records."""
     multiplier, rate, steps = (number(line.get(key)) for key in ("noise_multiplier", "sample_rate", "steps"))
     match line.get("mechanism"):

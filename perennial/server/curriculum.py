@@ -104,7 +104,7 @@ class TaskEnd:
             ask(self._grid, self._exchange, requests, FinishTaskReply, self._deadline, self._note, check)
         )
 
-    def counts(self, num_classes: int) -> SiteCounts:
+    def ask_counts(self, num_classes: int) -> SiteCounts:
         """Ask for counts on the sites' held-out samples, if the experiment wants them.
 
         num_classes: M, of the tasks so far.
@@ -298,7 +298,7 @@ class Curriculum:
         sites = self.attendance.gather_available(progress.round)
         end.begin(progress.run, progress.round, sites, position.build_request_fields)
         holders = end.finish(sha256)
-        reported = end.counts(position.num_classes)
+        reported = end.ask_counts(position.num_classes)
         scored = self._evaluation.scored(reported.temperature)
         central = self._evaluation.counts() if scored is None else (scored.correct, scored.total)
         boundaries = position.schedule.boundaries[: task + 1]

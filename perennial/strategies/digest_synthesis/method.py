@@ -127,17 +127,17 @@ class DigestSynthesis(Wrapper):
         if self._whole is None:
             lending, outcome = self.networks.lending, ctx.outcome
             outcome.bytes_up += lending.borrow(ctx.grid, ctx.request, outcome.warnings)
-        self.networks.forget_withdrawn()
+        self.networks.reset_after_withdrawal()
 
     def aggregator(self, ctx: RoundContext) -> Aggregator:
         base = self.base.aggregator(ctx)
         return StandIns(ctx, base, self) if self.attached else Counted(ctx, base, self)
 
-    def forget_withdrawn(self) -> None:
+    def reset_after_withdrawal(self) -> None:
         """Forget what was trained on withdrawn digests, in the networks of all sites and of groups."""
-        self.networks.forget_withdrawn()
+        self.networks.reset_after_withdrawal()
         if self._whole is not None:
-            self._whole.networks.forget_withdrawn()
+            self._whole.networks.reset_after_withdrawal()
 
     # what stays
 
@@ -200,7 +200,7 @@ class StandIns(Counted):
     def complete(self) -> int:
         """Add stand-ins of sites that did not answer; returns the number of answers, stand-ins included."""
         answers, outcome = super().complete(), self.ctx.outcome
-        self.method.forget_withdrawn()
+        self.method.reset_after_withdrawal()
         heard = {*outcome.participants, *(site for site, _ in outcome.dropped)}
         for site in self._list_lenders():
             if site in self.ctx.request.sites and site not in heard:

@@ -163,7 +163,7 @@ class ServerNetworks:
         self._recall: Recall | None = None
         self.seen_withdrawals = self.lending.withdrawals
 
-    def forget_withdrawn(self) -> None:
+    def reset_after_withdrawal(self) -> None:
         """Reset guidance and velocities if a site has withdrawn digests since the last reset.
 
         The model keeps what it has learnt; only a run without the site is free of it.
@@ -182,7 +182,7 @@ class ServerNetworks:
         Nothing that was trained on withdrawn digests is copied. own: first values of the server's own layers,
         and of their rows of new classes.
         """
-        source.forget_withdrawn()
+        source.reset_after_withdrawal()
         self.lending, self.own = source.lending, dict(own)
         self.guidance.load_state_dict(source.guidance.state_dict())
         self.seen_withdrawals = source.seen_withdrawals
