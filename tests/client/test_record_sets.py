@@ -255,7 +255,7 @@ class Trial:
         self.process: Any = SimpleNamespace(registry=SimpleNamespace(schedule=schedule))
         self.data, self.list_classes = self, schedule.list_classes
 
-    def contents_of(self, at: torch.Tensor) -> np.ndarray:
+    def hash_contents(self, at: torch.Tensor) -> np.ndarray:
         content = [hashlib.sha256(self.now[row][1].encode()).digest() for row in at.tolist()]
         return np.frombuffer(b"".join(content), dtype=np.uint8).reshape(-1, 32)
 
@@ -263,7 +263,7 @@ class Trial:
     def y(self) -> torch.Tensor:
         return torch.tensor([row[2] for row in self.now], dtype=torch.int64)
 
-    def task_indices(self, part: str, low: int, high: int) -> torch.Tensor:
+    def find_task_indices(self, part: str, low: int, high: int) -> torch.Tensor:
         return torch.tensor(
             [at for at, row in enumerate(self.now) if low <= row[2] < high and row[0] not in self.held_out],
             dtype=torch.int64,
@@ -276,7 +276,7 @@ class Trial:
         def find() -> torch.Tensor:
             if self.fails:
                 raise DataError("these rows cannot be read")
-            return self.task_indices("train", classes.start, classes.stop)
+            return self.find_task_indices("train", classes.start, classes.stop)
 
         try:
             kept = choose(self, Mechanism(release(task)), find)  # pyright: ignore[reportArgumentType]
