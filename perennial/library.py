@@ -10,7 +10,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perennial.cli.check_resume import update_sums
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings, find_experiment
 from perennial.config.yaml_file import apply_overrides
@@ -258,6 +257,8 @@ def run(
                 "run: data: goes with a mapping; a file or an Experiment says where its data are"
             )
         if resume is not None:
+            from perennial.engine.growth import update_sums
+
             more = Experiment.of(**experiment) if isinstance(experiment, Mapping) else experiment
             with _as_file(more) as path:
                 settings = load_resumed_settings(path, [*overrides], seed, Path(resume), device, threads)

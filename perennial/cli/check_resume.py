@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from perennial.data.federation import SimulatedFederation
     from perennial.server.continuation import Learnt
 
-NOTHING_LEARNT = (
-    "{} training records of known classes are new, and there is no new class: nothing is learnt; {}"
-)
-
 
 def check_resume_command(run: Path, experiment: Path | None) -> None:
     """Print what a run has learnt, what its data add to it, and what it needs of the old data.
@@ -67,7 +63,7 @@ def _of_the_data(run: Path, experiment: Experiment, learnt: "Learnt", *, grows: 
     """What happened to records of learnt classes in a simulation, and which of them a run would use."""
     from perennial.config.simulation import load_simulated_federation
     from perennial.data.suspicion import inspect_records
-    from perennial.engine.growth import find_changes, find_stale_sums
+    from perennial.engine.growth import NOTHING_LEARNT, describe_learning, find_changes, find_stale_sums
     from perennial.server.opened_run import is_withdrawable
 
     federation, known = load_simulated_federation(experiment), len(learnt.registry.classes)
@@ -86,11 +82,11 @@ def _of_the_data(run: Path, experiment: Experiment, learnt: "Learnt", *, grows: 
         if stale.sums:
             yield str(stale)
     elif fresh and not grows:
-        yield NOTHING_LEARNT.format(fresh, _describe_learning(experiment))
+        yield NOTHING_LEARNT.format(fresh, describe_learning(experiment))
     elif fresh and replays:
         yield f"{fresh} new records of known classes would be learnt with it, beside the exemplars"
     elif fresh:
-        yield f"{fresh} new records of known classes would not be learnt: {_describe_learning(experiment)}"
+        yield f"{fresh} new records of known classes would not be learnt: {describe_learning(experiment)}"
     if not grows and not [*changes.in_words()]:
         yield "there is no new class and no new record: the run is as it would be"
     lacking = [name for name in federation.classes[:known] if not _has_records(federation, name)]
@@ -103,41 +99,6 @@ def _of_the_data(run: Path, experiment: Experiment, learnt: "Learnt", *, grows: 
         yield "of the old data the exemplars that sites chose are needed, and test samples to measure them"
     elif grows:
         yield "the old data are needed to measure earlier classes, and not to train"
-
-
-def update_sums(run: Path, experiment: Experiment) -> str:
-    """Mark the sums of a finished closed-form run whose records changed, so that a resume asks for them.
-
-    Returns a sentence on what becomes of changed records, also for a run that cannot learn them; '' if
-    nothing changed, the run is not finished, or the data are at the sites.
-    """
-    from perennial.config.simulation import load_simulated_federation
-    from perennial.engine.growth import correct_sums, find_changes
-    from perennial.server.continuation import Learnt
-    from perennial.server.opened_run import is_withdrawable
-
-    learnt = Learnt.of(run)
-    own = experiment.data.kind.collected and not experiment.data.only_at_sites
-    if learnt is None or not learnt.finished or not own:
-        return ""
-    federation = load_simulated_federation(experiment)
-    grows = len(federation.classes) > len(learnt.registry.classes)
-    if is_withdrawable(run):
-        return correct_sums(run, experiment, learnt.registry.schedule, grows=grows)
-    changes = find_changes(run, federation, len(learnt.registry.classes))
-    fresh = changes.training if changes.learnt and not grows else 0
-    return NOTHING_LEARNT.format(fresh, _describe_learning(experiment)) if fresh else ""
-
-
-def _describe_learning(experiment: Experiment) -> str:
-    """When records of known classes are learnt, by the kind of training."""
-    if not experiment.strategy.trains:
-        return (
-            "no site's part can be taken out of these sums; a new run takes one exchange and has all of them"
-        )
-    if experiment.learner.memory is None:
-        return "without learner.memory a task trains on its own classes alone; begin a new run"
-    return "they are learnt with the next class that is new; to learn them now, begin a new run"
 
 
 def _has_records(federation: "SimulatedFederation", name: str) -> bool:

@@ -9,7 +9,6 @@ from typing import Literal
 # everything that a run needs comes in with this module, which the command imports in one go
 import perennial.client.handlers
 import perennial.server.app  # noqa: F401
-from perennial.cli.check_resume import update_sums
 from perennial.cli.live import LiveDisplay
 from perennial.config.run import RunSettings
 from perennial.engine.cohorts import MOST
@@ -48,7 +47,11 @@ def run_command(
     settings = replace(settings, gpu=gpu)
     loaded = settings.load()
     folder = settings.folder(loaded)
-    changed = update_sums(folder, loaded) if resume is not None else ""
+    changed = ""
+    if resume is not None:
+        from perennial.engine.growth import update_sums
+
+        changed = update_sums(folder, loaded)
     display = LiveDisplay(loaded)
     display.show_start(folder)
     try:

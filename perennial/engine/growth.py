@@ -14,9 +14,13 @@ from perennial.config.simulation import load_simulated_federation
 from perennial.data.federation import SimulatedFederation
 from perennial.data.schedule import TaskSchedule
 from perennial.data.site import SiteData
-from perennial.server.opened_run import ask_again
+from perennial.server.continuation import Learnt
+from perennial.server.opened_run import ask_again, is_withdrawable
 
 MOST_NAMED = 3
+NOTHING_LEARNT = (
+    "{} training records of known classes are new, and there is no new class: nothing is learnt; {}"
+)
 
 
 @dataclass
@@ -167,3 +171,33 @@ def correct_sums(run: Path, experiment: Experiment, schedule: TaskSchedule, *, g
             path.unlink()
     ask_again(run, stale.sums, grows=grows)
     return str(stale) if stale.sums else ""
+
+
+def update_sums(run: Path, experiment: Experiment) -> str:
+    """Mark the sums of a finished closed-form run whose records changed, so that a resume asks for them.
+
+    Returns a sentence on what becomes of changed records, also for a run that cannot learn them; '' if
+    nothing changed, the run is not finished, or the data are at the sites.
+    """
+    learnt = Learnt.of(run)
+    own = experiment.data.kind.collected and not experiment.data.only_at_sites
+    if learnt is None or not learnt.finished or not own:
+        return ""
+    federation = load_simulated_federation(experiment)
+    grows = len(federation.classes) > len(learnt.registry.classes)
+    if is_withdrawable(run):
+        return correct_sums(run, experiment, learnt.registry.schedule, grows=grows)
+    changes = find_changes(run, federation, len(learnt.registry.classes))
+    fresh = changes.training if changes.learnt and not grows else 0
+    return NOTHING_LEARNT.format(fresh, describe_learning(experiment)) if fresh else ""
+
+
+def describe_learning(experiment: Experiment) -> str:
+    """When records of known classes are learnt, by the kind of training."""
+    if not experiment.strategy.trains:
+        return (
+            "no site's part can be taken out of these sums; a new run takes one exchange and has all of them"
+        )
+    if experiment.learner.memory is None:
+        return "without learner.memory a task trains on its own classes alone; begin a new run"
+    return "they are learnt with the next class that is new; to learn them now, begin a new run"
