@@ -65,9 +65,10 @@ default then and is off now; they are to be made again without it. These tables 
 `compositions_ring_digits`, `compositions_ring_ham10000`, `compositions_samples_digits`,
 `compositions_samples_ham10000`, `exemplar_free_digits`, `feddig_bases_fashion_mnist`,
 `feddig_classes_digits`, `feddig_skew_digits`, `fedperc_cifar100`, `fedperc_ham10000`, `fedperc_synth`,
-`incre_fl_fashion_mnist`, `incre_fl_pretraining`, `learners_digits`, `pp_fcil_digits`,
-`pp_fcil_fashion_mnist`, `pp_fcil_sign_digits`, `pp_fcil_tasks_cifar100`, `pp_fcil_tasks_fashion_mnist`,
-`rivals_digits`, `tricon_sf_digits`, `tricon_sf_digits_rivals`, `tricon_sf_sites`.
+`incre_fl_cifar100_subset`, `incre_fl_fashion_mnist`, `incre_fl_pretraining`, `learners_digits`,
+`pp_fcil_digits`, `pp_fcil_fashion_mnist`, `pp_fcil_sign_digits`, `pp_fcil_tasks_cifar100`,
+`pp_fcil_tasks_fashion_mnist`, `rivals_digits`, `tricon_sf_digits`, `tricon_sf_digits_rivals`,
+`tricon_sf_sites`.
 
 Runs under a protection drew their noise from a seed; noise is drawn from the system now, with the same
 distribution.
