@@ -3,8 +3,9 @@
 Writes build/bench/bench.jsonl, one object a figure, and a table of this machine's values beside the committed
 ones in build/bench/bench.md. With --record it writes the committed figures instead, which the tests hold to
 their bounds: benchmarks/results/bench.jsonl and the table in docs/performance.md. A figure that is not named
-keeps its line. Each value is the median of its samples, and each sample is a ratio of two
-runs that followed each other, so the machine's speed cancels out.
+keeps its line.
+Each value is the median of its samples, and each sample is a ratio of two runs that followed each other, so
+the machine's speed cancels out.
 """
 
 import json
