@@ -151,7 +151,7 @@ class LiveDisplay:
         if any(value is None for row in matrix for value in row):
             self._console.print(
                 f"{_format_percent(None)} not measured: the server holds no test samples of these "
-                f"classes, and no site told what it counted"
+                "classes, and no site told what it counted"
             )
         forgetting = summary["forgetting"]
         balanced = summary["balanced_accuracy"][-1] if summary["unbalanced"] else None

@@ -106,7 +106,7 @@ def _require_text_keys(content: dict[Any, Any], where: str, inside: str = "") ->
         if not isinstance(key, str) and not inside.startswith("data."):
             raise ConfigError(
                 f"{where}: {inside.rstrip('.') or 'the file'}: found key {clean_text(repr(key))}, "
-                f"allowed text"
+                "allowed text"
             )
         if isinstance(value, dict):
             _require_text_keys(value, where, f"{clean_text(name)}.")

@@ -94,7 +94,7 @@ def _to_array(value: Any) -> np.ndarray:
     if array.dtype == object or array.dtype.kind in "USO":
         raise DataError(
             f"Source.of: a sample is {type(value).__name__} {clean_text(repr(value), 60)}, allowed a "
-            f"PIL image, an array or a tensor of numbers"
+            "PIL image, an array or a tensor of numbers"
         )
     return array
 

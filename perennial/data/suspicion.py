@@ -286,7 +286,7 @@ def _inspect_spellings(name: str, present: np.ndarray) -> Iterator[Suspicion]:
     for several in [] if all(map(is_number, found)) else group_alike(found):
         yield Suspicion(
             f"column {name!r} has {_format_counts(several, found)} as categories of their own; if "
-            f"they mean one thing, write them alike in the file"
+            "they mean one thing, write them alike in the file"
         )
     for text in (text for text in found if text.casefold() in UNKNOWN):
         yield Suspicion(

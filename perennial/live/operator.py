@@ -287,7 +287,7 @@ def tell_story(state: RunState) -> str:
         case "stopped":
             return (
                 f"Stopped after {format_count(len(state.rounds), 'round')}, by the operator; it "
-                f"can be resumed."
+                "can be resumed."
             )
         case "silent" | "ended":
             return f"{rounds}{task}. Every finished round is kept."

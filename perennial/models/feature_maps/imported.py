@@ -68,7 +68,7 @@ def import_weights(path: Path, network: str) -> Imported:
         raise ConfigError(
             f"{path}: {len(missing)} of the {len(target)} tensors of {network} are not in it: "
             f"{_format_names(missing)}; found names such as {_format_names(sorted(found))}; allowed: "
-            f"timm's names, or Hugging Face's of ViT, DeiT and DINOv2"
+            "timm's names, or Hugging Face's of ViT, DeiT and DINOv2"
         )
     wrong = [
         f"{name} {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"

@@ -110,7 +110,7 @@ def _lead(measures: Measures) -> str:
     alike = {"samples": "samples are independent", "patients": "patients are drawn, with all their samples"}
     return (
         f"Measured on {format_count(measures.samples, 'sample')}, {SOURCES[measures.source]}. "
-        f"Brackets are 95 % "
+        "Brackets are 95 % "
         f"intervals, for which {alike[measures.interval]}. The class with the lowest sensitivity comes first."
     )
 
