@@ -262,8 +262,8 @@ def find_withheld(
     """Indices of the counts that must not leave because they are below policy.min_samples.
 
     cells: a count of samples for each class or group. within: counts inside each cell that would leave with
-    it, such as right answers; a cell is withheld too if such a count, or the rest of the cell, is below the
-    floor.
+    it, such as right answers; a cell is withheld too if such a count, or what it leaves of the cell, is
+    below the floor.
 
     Empty cells are withheld too, and further ones, smallest first, until the withheld ones are two or more
     and have at least min_samples samples together. So nobody can compute one from a known total, or tell an
