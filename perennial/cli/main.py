@@ -121,7 +121,7 @@ def run(
 
         found = run_sweep(
             experiment,
-            seeds=seeds or "1",
+            seeds=seeds or None,
             sweep=sweep or (),
             overrides=overrides or (),
             name=name,
@@ -131,7 +131,7 @@ def run(
             overwrite=overwrite,
             say=typer.echo,
         )
-        typer.echo(f"\n{found}\n\ntable as text, CSV and LaTeX, and compare.html: {found.folder}")
+        typer.echo(f"\n{found}\n\ntable as text, CSV and LaTeX: {found.folder}")
         return
     from perennial.cli.start_up import import_run
 

@@ -59,7 +59,7 @@ def locate_run_folder(name: str, runs: Path | str) -> Path:
     parent = resolve_runs_folder(runs)
     if Path(name).name != name or name.startswith("."):
         raise ConfigError(
-            f"--name: found {name!r}, allowed the name of one folder below {parent}; --runs chooses another one"
+            f"--name: found {name!r}, allowed the name of one folder in {parent}; --runs chooses that"
         )
     return parent / name
 
