@@ -136,10 +136,13 @@ def run(
     from perennial.cli.start_up import import_run
 
     if resume is not None:
+        from perennial.engine.run_folders import require_own_folder
+
         if overwrite:
             raise ConfigError(
                 "--overwrite: found with --resume, which goes on with a run; allowed one of them"
             )
+        require_own_folder(resume, name, runs)
         import_run()(experiment, overrides or [], seed, name, runs, workers or 1, device, resume, cohort, gpu)
         return
     if experiment is None:

@@ -64,6 +64,15 @@ def locate_run_folder(name: str, runs: Path | str) -> Path:
     return parent / name
 
 
+def require_own_folder(resumed: Path, name: str, runs: Path | str) -> None:
+    """Raises ConfigError where a name, or a folder of runs, is not that of the run that goes on."""
+    folder = resumed.resolve()
+    if name not in ("", folder.name):
+        raise ConfigError(f"--name: found {name!r} with --resume; a run goes on in its own folder, {folder}")
+    if str(runs) != "runs" and resolve_runs_folder(runs).resolve() != folder.parent:
+        raise ConfigError(f"--runs: found {runs} with --resume; a run goes on in its own folder, {folder}")
+
+
 def has_finished_round(folder: Path) -> bool:
     """Whether a run's journal tells of a finished round, or its summary is there."""
     if (folder / _SUMMARY).exists():

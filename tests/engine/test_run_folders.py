@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from perennial import run
+from perennial import Source, run
 from perennial.cli.main import app
 from perennial.config.run import APP_ROOT
 from perennial.engine.run_folders import create_run_folder, has_finished_round
@@ -121,6 +121,23 @@ def test_runs_that_begin_at_the_same_time_get_different_folders(tmp_path: Path) 
         assert (first.name, second.name) == ("one", "one-2")
         with pytest.raises(StateError, match="in use"), create_run_folder("one", tmp_path, overwrite=True):
             pass
+
+
+def test_a_run_goes_on_in_its_own_folder_alone(tmp_path: Path) -> None:
+    for options in (["--name", "other"], ["--runs", str(tmp_path / "other")], ["--overwrite"]):
+        with pytest.raises(ConfigError, match=f"{options[0]}: found"):
+            app(["run", "--resume", str(tmp_path / "one"), *options], standalone_mode=False)
+    held: list[dict[str, Any]] = [
+        {"name": "other"},
+        {"runs": tmp_path / "other"},
+        {"overwrite": True},
+        {"data": Source.of([0], [0]), "experiment": {"model": "mlp"}},
+    ]
+    for said in held:
+        with pytest.raises(ConfigError, match=f"{next(iter(said))}: found"):
+            run(resume=tmp_path / "one", **said)
+    with pytest.raises(StateError, match="no run to resume"):
+        run(resume=tmp_path / "one", name="one", runs=tmp_path)
 
 
 @pytest.mark.parametrize("name", ["..", ".", "../one", "a/b", "/one", ".one"])
