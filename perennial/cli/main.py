@@ -131,7 +131,7 @@ def run(
             overwrite=overwrite,
             say=typer.echo,
         )
-        typer.echo(f"\n{found}\n\ntable as text, CSV and LaTeX: {found.folder}")
+        typer.echo(f"\n{found}\n\ntable as text, CSV, LaTeX and PNG: {found.folder}")
         return
     from perennial.cli.start_up import import_run
 

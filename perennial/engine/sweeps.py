@@ -38,7 +38,10 @@ MEASURES: Mapping[str, str] = {
 """Column of the table -> key of summary.json; shares, shown in per cent. Balanced accuracy stands in place of
 accuracy where class sizes differ much."""
 MOST_RUNS = 1000
-TABLES = ("table.txt", "table.csv", "table.tex")
+TABLES = ("table.txt", "table.csv", "table.tex", "table.png")
+NOTE = "Per cent, forgetting in points; mean and half its 95 % t-interval over seeds."
+FONT = 20
+"""Size of the letters of table.png, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Planned:
 class Sweep:
     """The results of a sweep, one row for each setting.
 
-    rows: label -> seed -> summary.json of the run. folder: holds the table as text, CSV and LaTeX.
+    rows: label -> seed -> summary.json of the run. folder: holds the table as text, CSV, LaTeX and PNG.
     runs: the folders of all runs.
 
     >>> run_sweep("experiments/quickstart.yaml", seeds="1:3", sweep={"strategy": ["fedavg", "fednova"]})
@@ -92,8 +95,7 @@ class Sweep:
 
     def __str__(self) -> str:
         """The table in aligned columns, as table.txt has it."""
-        lines = [["setting", "seeds", *self.columns]]
-        lines += [[label, str(seeds), *map(_format_figures, found)] for label, seeds, found in self.cells()]
+        lines = self._format_cells()
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = [
             "  ".join(
@@ -103,8 +105,12 @@ class Sweep:
             for line in lines
         ]
         text.insert(1, "-" * len(text[0]))
-        note = "Per cent, forgetting in points; mean and half its 95 % t-interval over seeds."
-        return "\n".join([*text, note])
+        return "\n".join([*text, NOTE])
+
+    def _format_cells(self) -> list[list[str]]:
+        """The texts of the head and of each row."""
+        rows = [[label, str(seeds), *map(_format_figures, found)] for label, seeds, found in self.cells()]
+        return [["setting", "seeds", *self.columns], *rows]
 
     def to_csv(self) -> str:
         """A line for each row and measure: setting, measure, seeds, mean, half_interval."""
@@ -135,13 +141,32 @@ class Sweep:
         parts = [rf"\begin{{tabular}}{{{columns}}}", r"\hline", rf"{head} \\", r"\hline", rf"{body} \\"]
         return "\n".join([*parts, r"\hline", r"\end{tabular}", ""])
 
+    def to_png(self) -> bytes:
+        """A picture of the table, black on white."""
+        from PIL import Image, ImageDraw, ImageFont
+
+        font, height, gap = ImageFont.load_default(FONT), 2 * FONT, 2 * FONT
+        lines = self._format_cells()
+        widths = [max(map(font.getlength, column)) + gap for column in zip(*lines, strict=True)]
+        width = max(sum(widths), font.getlength(NOTE) + gap)
+        picture = Image.new("L", (math.ceil(width), height * (len(lines) + 2)), "white")
+        draw = ImageDraw.Draw(picture)
+        for number, line in enumerate(lines):
+            right, middle = 0.0, height * (number + 1)
+            for place, (cell, column) in enumerate(zip(line, widths, strict=True)):
+                left, right = right, right + column
+                x, anchor = (left + gap / 2, "lm") if place == 0 else (right - gap / 2, "rm")
+                draw.text((x, middle), cell, "black", font, anchor)
+        draw.line((gap / 2, 1.5 * height, sum(widths) - gap / 2, 1.5 * height), "black")
+        draw.text((gap / 2, height * (len(lines) + 1)), NOTE, "black", font, "lm")
+        out = io.BytesIO()
+        picture.save(out, "png")
+        return out.getvalue()
+
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{escape(name)}</th>" for name in ("setting", "seeds", *self.columns))
-        rows = [
-            "".join(f"<td>{escape(cell)}</td>" for cell in (label, str(seeds), *map(_format_figures, found)))
-            for label, seeds, found in self.cells()
-        ]
-        return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+        head, *rows = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in self._format_cells())
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<table><tr>{head.replace('td>', 'th>')}</tr>{body}</table>"
 
 
 def run_sweep(
@@ -406,8 +431,9 @@ def _collect(
     folder = resolve_runs_folder(runs) / f"{name}-table"
     make_folder(folder)
     sweep = Sweep(rows, folder, tuple(each.folder for each in planned))
-    for file, text in zip(TABLES, (f"{sweep}\n", sweep.to_csv(), sweep.to_latex()), strict=True):
-        replace_file(folder / file, text.encode(), mode=0o644)
+    texts = (f"{sweep}\n", sweep.to_csv(), sweep.to_latex())
+    for file, content in zip(TABLES, (*(text.encode() for text in texts), sweep.to_png()), strict=True):
+        replace_file(folder / file, content, mode=0o644)
     return sweep
 
 

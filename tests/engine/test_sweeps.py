@@ -1,18 +1,29 @@
 """Several seeds and settings: what is read before the first run, the table, and going on after a stop."""
 
+import io
 import json
 import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from perennial import FedAvg
 from perennial.cli.main import app
 from perennial.config.run import APP_ROOT
 from perennial.engine import sweeps
-from perennial.engine.sweeps import Sweep, mean_and_half, parse_seeds, parse_sweep, plan_sweep, run_sweep
+from perennial.engine.sweeps import (
+    FONT,
+    Sweep,
+    mean_and_half,
+    parse_seeds,
+    parse_sweep,
+    plan_sweep,
+    run_sweep,
+)
 from perennial.foundation.errors import ConfigError, PerennialError, StateError
 
 QUICKSTART = APP_ROOT / "experiments" / "quickstart.yaml"
@@ -116,7 +127,7 @@ def test_the_interval_is_that_of_student() -> None:
     assert half == pytest.approx(4.302653 * statistics.stdev(values) / 3**0.5, rel=1e-5)
 
 
-def test_the_table_as_text_csv_and_latex(tmp_path: Path) -> None:
+def test_the_table_as_text_csv_latex_and_png(tmp_path: Path) -> None:
     def summary(accuracy: float) -> dict[str, Any]:
         return {
             "final_accuracy": accuracy,
@@ -133,6 +144,12 @@ def test_the_table_as_text_csv_and_latex(tmp_path: Path) -> None:
     assert "85.0 ± 63.5" in lines[2] and lines[2].endswith("-") and "70.0 " in lines[3]
     assert "a_b=1,final accuracy,2,85.0000,63.5310" in table.to_csv()
     assert r"a\_b=1 & 2 & 85.0 $\pm$ 63.5 & 90.0 $\pm$ 0.0 & - \\" in table.to_latex()
+    pixels = np.asarray(Image.open(io.BytesIO(table.to_png())))
+    inked = [*np.flatnonzero((pixels < 128).any(axis=1))]
+    for middle in range(2 * FONT, 10 * FONT, 2 * FONT):
+        assert middle in inked, "head, two rows and the note"
+    assert FONT < inked[0] and inked[-1] < 9 * FONT
+    assert not (pixels[:, [0, -1]] < 255).any(), "nothing is cut off"
 
 
 def test_options_of_a_single_run_are_refused(tmp_path: Path) -> None:
