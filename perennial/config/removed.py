@@ -55,7 +55,9 @@ EXPERIMENT: dict[str, Removed] = {
     "data.partition.ratios": Removed(None, "Kind dirichlet gives sites of uneven size."),
     "data.partition.balance": Removed(False, "A site that has its equal share may get more."),
     "digests.labels": Removed("public", "`digests.label_epsilon` alone has labels answered at random."),
-    "digests.weight_alpha": Removed(None, "`digests.weights` are the same in every digest."),
+    "digests.weight_alpha": Removed(None, "The samples of a digest count alike."),
+    "digests.weights": Removed(None, "The samples of a digest count alike."),
+    "digests.delta": Removed(1e-5, "The delta of protection gauss is 1e-5."),
     "digests.sample_constant": Removed(20000, "`protection: paper` takes the paper's own number."),
 }
 """Dotted path in experiment.yaml -> what became of it. A whole section's default is a mapping."""
@@ -98,6 +100,15 @@ STRATEGIES: dict[tuple[str, str], Removed] = {
     ("feddisco", "b"): Removed(0.1, "The value is that of the paper."),
     ("target", "temperature"): Removed(2.0, "The value is 2."),
     ("contribution", "held_out"): Removed(None, "The server's samples judge, or else the sites'."),
+    ("fedadam", "tau"): Removed(1e-3, "The value is 0.001."),
+    ("fedyogi", "tau"): Removed(1e-3, "The value is 0.001."),
+    ("fedadagrad", "tau"): Removed(1e-3, "The value is 0.001."),
+    ("multi_krum", "keep"): Removed(2, "Two updates are kept; krum keeps one."),
+    ("scaffold", "server_lr"): Removed(1.0, "The server takes the mean update; fedavgm has a rate."),
+    ("contribution", "samples"): Removed(200, "The value is 200."),
+    ("target", "samples"): Removed(256, "The value is 256."),
+    ("target", "steps"): Removed(200, "The value is 200."),
+    ("fedper", "global_rounds"): Removed(0, "Use clustered_personalisation with `clusters: 1`."),
     ("analytic", "criterion"): Removed("balanced", "Validation samples judge by the mean over classes."),
 }
 """(strategy, its key) -> what became of it, for a strategy alone and for one that is the base of another."""
