@@ -56,6 +56,9 @@ EXPERIMENT: dict[str, Removed] = {
     "data.partition.balance": Removed(False, "A site that has its equal share may get more."),
     "digests.labels": Removed("public", "`digests.label_epsilon` alone has labels answered at random."),
     "digests.weight_alpha": Removed(None, "The samples of a digest count alike."),
+    "data.frame": Removed(
+        None, "A file with several frames is refused: write the one that is the image by itself."
+    ),
     "digests.weights": Removed(None, "The samples of a digest count alike."),
     "digests.delta": Removed(1e-5, "The delta of protection gauss is 1e-5."),
     "digests.sample_constant": Removed(20000, "`protection: paper` takes the paper's own number."),
@@ -132,6 +135,9 @@ SITE: dict[str, Removed] = {
         None, "An app carries no code, so nobody's signature lets one in."
     ),
     "other_code": Removed([], "An app carries no code; install code as a plug-in (`plugins`)."),
+    "data.frame": Removed(
+        None, "A file with several frames is refused: write the one that is the image by itself."
+    ),
     "receipts": Removed(None, "ledger_tip, a file outside state_dir that every site has by default"),
 }
 """Dotted path in site.yaml -> what became of it."""
