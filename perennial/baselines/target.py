@@ -25,8 +25,8 @@ from perennial.strategies.round.request import Arrays, TaskStart, Traits, add_pr
 MADE = "rehearsal"
 """Prefix of the made inputs among the tensors of a request."""
 DISTILLATION, TEMPERATURE = 10.0, 2.0
-SAMPLES, STEPS = 256, 200
-"""Inputs that are made before each task after the first, and steps of the generator that makes them."""
+SAMPLES = 256
+"""Inputs that are made before each task after the first."""
 
 
 @dataclass(frozen=True)
@@ -95,17 +95,17 @@ class TargetSite(SiteMethod):
 class Target(FedAvg):
     """FedAvg whose sites also distil the old model on made-up inputs.
 
-    distillation: its weight at the sites. Made-up inputs are a function of a model that every site has seen;
-    they travel to the sites in every round.
+    steps: of the generator that makes inputs. distillation: its weight at the sites. Made-up inputs are a
+    function of a model that every site has seen; they travel to the sites in every round.
     """
 
     traits = Traits(requires="the server's model, and distillation on made inputs at the sites")
 
-    def __init__(self, distillation: float = DISTILLATION, **flower: Any) -> None:
+    def __init__(self, steps: int = 200, distillation: float = DISTILLATION, **flower: Any) -> None:
         super().__init__(**flower)
-        if not distillation > 0:
-            raise ValueError(f"distillation: found {distillation}, allowed above 0")
-        self.distillation = distillation
+        if steps < 1 or not distillation > 0:
+            raise ValueError("allowed steps from 1, distillation above 0")
+        self.steps, self.distillation = steps, distillation
         self.made: dict[str, Tensor] = {}
         self._whole: Target | None = None
 
@@ -127,7 +127,7 @@ class Target(FedAvg):
             SAMPLES,
             self.run.experiment.seed,
             task.task,
-            STEPS,
+            self.steps,
             TEMPERATURE,
         )
         self.made = {"x": inputs, "logits": logits}

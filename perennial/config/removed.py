@@ -110,7 +110,6 @@ STRATEGIES: dict[tuple[str, str], Removed] = {
     ("scaffold", "server_lr"): Removed(1.0, "The server takes the mean update; fedavgm has a rate."),
     ("contribution", "samples"): Removed(200, "The value is 200."),
     ("target", "samples"): Removed(256, "The value is 256."),
-    ("target", "steps"): Removed(200, "The value is 200."),
     ("fedper", "global_rounds"): Removed(0, "Use clustered_personalisation with `clusters: 1`."),
     ("analytic", "criterion"): Removed("balanced", "Validation samples judge by the mean over classes."),
 }
