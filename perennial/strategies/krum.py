@@ -61,19 +61,19 @@ class ComparedUpdates(Aggregator):
 
 
 class MultiKrum(Median):
-    """theta + the mean of the two updates whose K - byzantine - 2 nearest updates are nearest.
+    """theta + the mean of the `keep` updates whose K - byzantine - 2 nearest updates are nearest.
 
     byzantine: how many of the K sites may be dishonest; the published guarantee needs K >= 2 byzantine + 3.
     Updates of equal scores are taken in the order of the sites' names.
     """
 
-    kept = 2
-
-    def __init__(self, byzantine: int = 1, **flower: Any) -> None:
+    def __init__(self, byzantine: int = 1, keep: int = 2, **flower: Any) -> None:
         super().__init__(**flower)
         if byzantine < 0:
             raise ValueError(f"byzantine: found {byzantine}, allowed 0 or more")
-        self.byzantine = byzantine
+        if keep < 1:
+            raise ValueError(f"keep: found {keep}, allowed 1 or more")
+        self.byzantine, self.keep = byzantine, keep
 
     def attach(self, run: RunContext) -> None:
         """Begin a run. Raises ConfigError for fewer sites than the published guarantee needs."""
@@ -91,7 +91,7 @@ class MultiKrum(Median):
             yield piece.name, piece.start, piece.rows[chosen].mean(dim=0)
 
     def _select_nearest(self, updates: UpdateFile) -> Tensor:
-        """Indices of the updates to keep, (kept,)."""
+        """Indices of the updates to keep, (keep,)."""
         count = len(updates)
         apart = torch.zeros(count, count, dtype=torch.float64)
         for piece in updates.read_pieces():
@@ -100,13 +100,14 @@ class MultiKrum(Median):
         apart.fill_diagonal_(torch.inf)
         near = min(max(1, count - self.byzantine - 2), max(1, count - 1))
         scores = apart.sort(dim=1).values[:, :near].sum(dim=1)
-        return scores.sort(stable=True).indices[: self.kept].sort().values
+        return scores.sort(stable=True).indices[: self.keep].sort().values
 
 
 class Krum(MultiKrum):
     """theta + the one update whose K - byzantine - 2 nearest updates are nearest."""
 
-    kept = 1
+    def __init__(self, byzantine: int = 1, **flower: Any) -> None:
+        super().__init__(byzantine, 1, **flower)
 
 
 class TrimmedMean(Median):

@@ -18,7 +18,7 @@ from perennial.strategies.corrected import Corrected, CorrectedMean, CorrectedSi
 from perennial.strategies.round.context import Aggregator, RoundContext, RunContext
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.request import add_prefix, extract_prefixed
-from perennial.strategies.sums.exact_sum import ExactSum, make_parameter_zeros
+from perennial.strategies.sums.exact_sum import ExactSum, is_statistic, make_parameter_zeros
 
 PER_STEP = "per step"
 CONTROL = "control"
@@ -53,7 +53,7 @@ def _read_control(turn: LocalTurn) -> Tensor:
 
 
 class Scaffold(Corrected):
-    """theta + the mean update; memory is the server's control variate c.
+    """theta + server_lr * mean update; memory is the server's control variate c.
 
     Option II of the paper, c_k+ = c_k - c - update_k / (K_k eta) after K_k steps of size eta. All of it
     follows from the update and the number of steps, so the sites' variates stay where they are: upload is
@@ -65,8 +65,11 @@ class Scaffold(Corrected):
     name = ScaffoldSite.name
     traits = replace(Corrected.traits, requires="control variates in the sites' steps")
 
-    def __init__(self, **flower: Any) -> None:
+    def __init__(self, server_lr: float = 1.0, **flower: Any) -> None:
         super().__init__(**flower)
+        if not server_lr > 0:
+            raise ValueError(f"server_lr: found {server_lr}, allowed above 0")
+        self.server_lr = server_lr
         self.local_lr: float | None = None
         """Size of a local step; None under Flower's own start()."""
 
@@ -107,7 +110,10 @@ class ControlledMean(CorrectedMean):
             for name, drift in extract_prefixed(PER_STEP, total).items():
                 change = memory[name].double() * self._reporting + drift / local_lr
                 memory[name].sub_((change / sites).to(memory[name].dtype))
+        step = self._scaffold.server_lr
         return {
-            name: (tensor + total[name] * (1.0 / len(self.sum))).to(tensor.dtype)
+            name: (tensor + total[name] * ((1.0 if is_statistic(name) else step) / len(self.sum))).to(
+                tensor.dtype
+            )
             for name, tensor in self.ctx.reference.items()
         }

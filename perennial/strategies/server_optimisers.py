@@ -150,10 +150,15 @@ class Adaptive(ServerOptimiser):
     state_names = (MOMENTUM, SCALE)
     beta_1 = 0.9
     beta_2 = 0.99
-    tau = 1e-3
 
-    def __init__(self, server_lr: float = 0.1, **flower: Any) -> None:
+    def __init__(
+        self,
+        server_lr: float = 0.1,
+        tau: float = 1e-3,
+        **flower: Any,
+    ) -> None:
         super().__init__(server_lr, **flower)
+        self.tau = _check_value("tau", tau, tau > 0, "above 0")
 
     def beginning(self, name: str) -> float:
         return self.tau**2 if name == SCALE else 0.0

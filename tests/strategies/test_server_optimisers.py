@@ -54,9 +54,7 @@ def test_momentum_by_hand_after_the_mean_by_samples() -> None:
     [(FedAdam, 0.99 * 0.01 + 0.01 * 4), (FedYogi, 0.01 + 0.01 * 4), (FedAdagrad, 0.01 + 4)],
 )
 def test_the_published_steps_by_hand(kind: Any, scale: float) -> None:
-    method = kind()
-    method.tau = 0.1
-    model = play(method, {"w": torch.zeros(1)}, [torch.tensor([2.0])])
+    model = play(kind(tau=0.1), {"w": torch.zeros(1)}, [torch.tensor([2.0])])
     first = 2.0 if kind is FedAdagrad else 0.1 * 2.0
     assert float(model["w"]) == pytest.approx(0.1 * first / (scale**0.5 + 0.1))
 
@@ -94,7 +92,7 @@ def test_krum_and_the_trimmed_mean_leave_the_outlier_out() -> None:
     rows = [torch.tensor(point) for point in POINTS]
     zero = {"w": torch.zeros(2)}
     assert any(torch.equal(play(Krum(), zero, rows)["w"], row) for row in rows[:4])
-    two = play(MultiKrum(), zero, rows)["w"]
+    two = play(MultiKrum(keep=2), zero, rows)["w"]
     assert float((two - torch.tensor([1.0, 2.0])).abs().max()) < 0.25
     assert play(TrimmedMean(share=0.2), zero, rows)["w"].tolist() == pytest.approx([1.1, 5.9 / 3])
 

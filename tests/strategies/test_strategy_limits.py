@@ -46,6 +46,7 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("layer_attention", "alpha", [0.0, 2.0], [-0.1, 2.1]),
     ("multi_factor", "alpha", [1e-9], [-0.1, math.inf]),
     ("pfa", "layer", [1], [0]),
+    ("scaffold", "server_lr", [1e-9], [0.0, math.nan]),
     ("serial_ring", "segments", [1], [0]),
     ("serial_ring", "init_noise_std", [0.0], [-0.1]),
     ("target", "steps", [1], [0]),
