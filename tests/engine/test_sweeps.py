@@ -148,7 +148,7 @@ def test_the_table_as_text_csv_latex_and_png(tmp_path: Path) -> None:
     inked = [*np.flatnonzero((pixels < 128).any(axis=1))]
     for middle in range(2 * FONT, 10 * FONT, 2 * FONT):
         assert middle in inked, "head, two rows and the note"
-    assert FONT < inked[0] and inked[-1] < 9 * FONT
+    assert inked[0] > FONT and inked[-1] < 9 * FONT
     assert not (pixels[:, [0, -1]] < 255).any(), "nothing is cut off"
 
 
