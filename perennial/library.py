@@ -16,7 +16,7 @@ from perennial.config.yaml_file import apply_overrides
 from perennial.engine.callbacks import Callback, notify_callbacks
 from perennial.engine.cohorts import Asked
 from perennial.engine.run import load_resumed_settings, run_in_process
-from perennial.engine.run_folders import create_run_folder
+from perennial.engine.run_folders import create_run_folder, require_own_folder
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.installation import require_own_package
 from perennial.foundation.plugins import Named, use_also
@@ -252,6 +252,8 @@ def run(
     """
     require_own_package()
     with use_also(plugins):
+        if data is not None and not hasattr(data, "write"):
+            raise ConfigError(f"run: data: found {type(data).__name__}, allowed Source.of(...) of it")
         if data is not None and not isinstance(experiment, Mapping):
             raise ConfigError(
                 "run: data: goes with a mapping; a file or an Experiment says where its data are"
@@ -259,6 +261,12 @@ def run(
         if resume is not None:
             from perennial.engine.growth import update_sums
 
+            if overwrite or data is not None:
+                raise ConfigError(
+                    f"run: {'overwrite' if overwrite else 'data'}: found with resume, which goes on in its "
+                    "own folder with its own data"
+                )
+            require_own_folder(Path(resume), name, runs)
             more = Experiment.of(**experiment) if isinstance(experiment, Mapping) else experiment
             with _as_file(more) as path:
                 settings = load_resumed_settings(path, [*overrides], seed, Path(resume), device, threads)

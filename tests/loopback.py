@@ -4,6 +4,7 @@ As root, sites run without the capability to write where permissions forbid it, 
 folder binds them as it binds a hospital's.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -300,6 +301,8 @@ class QuickDeployment(Deployment):
 
         from perennial.cli.main import app
 
-        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        # what a command makes at a relative path must not stay in the checkout
+        with contextlib.chdir(self.folder):
+            done = CliRunner().invoke(app, [str(argument) for argument in arguments])
         assert (done.exit_code != 0) == fails, f"{arguments}: {done.output}{done.exception}{self.logs()}"
         return done.output

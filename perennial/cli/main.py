@@ -121,7 +121,7 @@ def run(
 
         found = run_sweep(
             experiment,
-            seeds=seeds or "1",
+            seeds=seeds or None,
             sweep=sweep or (),
             overrides=overrides or (),
             name=name,
@@ -131,15 +131,18 @@ def run(
             overwrite=overwrite,
             say=typer.echo,
         )
-        typer.echo(f"\n{found}\n\ntable as text, CSV and LaTeX, and compare.html: {found.folder}")
+        typer.echo(f"\n{found}\n\ntable as text, CSV, LaTeX and PNG: {found.folder}")
         return
     from perennial.cli.start_up import import_run
 
     if resume is not None:
+        from perennial.engine.run_folders import require_own_folder
+
         if overwrite:
             raise ConfigError(
                 "--overwrite: found with --resume, which goes on with a run; allowed one of them"
             )
+        require_own_folder(resume, name, runs)
         import_run()(experiment, overrides or [], seed, name, runs, workers or 1, device, resume, cohort, gpu)
         return
     if experiment is None:

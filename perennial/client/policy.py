@@ -56,7 +56,7 @@ def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestCon
     _refuse_beside_sums(policy, "digests")
     if not digests.protects or digests.labels_in_the_clear:
         # with noise on features and labels, what one sample adds is hidden by a proof
-        check_floor(policy, "digest", count_digest_samples(digests))
+        check_floor(policy, "digest", digests.per_digest)
     if not digests.protects:
         _check_protection(policy, "none", f"digests.protection {digests.protection!r} proves nothing")
     elif policy.require_privacy != "none" or policy.max_epsilon is not None:
@@ -262,8 +262,8 @@ def find_withheld(
     """Indices of the counts that must not leave because they are below policy.min_samples.
 
     cells: a count of samples for each class or group. within: counts inside each cell that would leave with
-    it, such as right answers; a cell is withheld too if such a count, or the rest of the cell, is below the
-    floor.
+    it, such as right answers; a cell is withheld too if such a count, or what it leaves of the cell, is
+    below the floor.
 
     Empty cells are withheld too, and further ones, smallest first, until the withheld ones are two or more
     and have at least min_samples samples together. So nobody can compute one from a known total, or tell an
@@ -282,13 +282,6 @@ def find_withheld(
     while small and rest and (len(small) < 2 or sum(cells[c] for c in small) < policy.min_samples):
         small.add(rest.pop(0)[1])
     return small
-
-
-def count_digest_samples(config: DigestConfig) -> int:
-    """Effective number of samples in one digest: 1 / (sum of squared weights), rounded down."""
-    if config.weights is None:
-        return config.per_digest
-    return int(1 / sum(weight**2 for weight in config.weights) + 1e-6)
 
 
 def check_claim(

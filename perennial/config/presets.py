@@ -45,7 +45,7 @@ def complete_learner(block: Any, usual: str) -> Any:
         usual: name of the preset where the block names none.
 
     Raises:
-        ConfigError: naming a preset that does not exist.
+        ConfigError: naming a preset that does not exist, or that the block's own keys leave nothing of.
     """
     if block is None:
         block = {}
@@ -55,6 +55,11 @@ def complete_learner(block: Any, usual: str) -> Any:
     if not isinstance(name, str) or name not in PRESETS:
         close = suggest_nearest(name, PRESETS) if isinstance(name, str) else ""
         raise ConfigError(f"learner.preset: found {name!r:.80}{close}; allowed: {', '.join(PRESETS)}")
+    if block.get("preset") and _BARE.model_dump().keys() <= block.keys():
+        raise ConfigError(
+            f"learner.preset: found {name} with every key of a learner, as runs and Experiments have "
+            f"them, so that it would change none; allowed: learner={{preset: {name}}} in their place"
+        )
     return _merge(PRESETS[name], {key: value for key, value in block.items() if key != "preset"})
 
 

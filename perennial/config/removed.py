@@ -55,7 +55,12 @@ EXPERIMENT: dict[str, Removed] = {
     "data.partition.ratios": Removed(None, "Kind dirichlet gives sites of uneven size."),
     "data.partition.balance": Removed(False, "A site that has its equal share may get more."),
     "digests.labels": Removed("public", "`digests.label_epsilon` alone has labels answered at random."),
-    "digests.weight_alpha": Removed(None, "`digests.weights` are the same in every digest."),
+    "digests.weight_alpha": Removed(None, "The samples of a digest count alike."),
+    "data.frame": Removed(
+        None, "A file with several frames is refused: write the one that is the image by itself."
+    ),
+    "digests.weights": Removed(None, "The samples of a digest count alike."),
+    "digests.delta": Removed(1e-5, "The delta of protection gauss is 1e-5."),
     "digests.sample_constant": Removed(20000, "`protection: paper` takes the paper's own number."),
 }
 """Dotted path in experiment.yaml -> what became of it. A whole section's default is a mapping."""
@@ -98,6 +103,9 @@ STRATEGIES: dict[tuple[str, str], Removed] = {
     ("feddisco", "b"): Removed(0.1, "The value is that of the paper."),
     ("target", "temperature"): Removed(2.0, "The value is 2."),
     ("contribution", "held_out"): Removed(None, "The server's samples judge, or else the sites'."),
+    ("contribution", "samples"): Removed(200, "The value is 200."),
+    ("target", "samples"): Removed(256, "The value is 256."),
+    ("fedper", "global_rounds"): Removed(0, "Use clustered_personalisation with `clusters: 1`."),
     ("analytic", "criterion"): Removed("balanced", "Validation samples judge by the mean over classes."),
 }
 """(strategy, its key) -> what became of it, for a strategy alone and for one that is the base of another."""
@@ -121,6 +129,9 @@ SITE: dict[str, Removed] = {
         None, "An app carries no code, so nobody's signature lets one in."
     ),
     "other_code": Removed([], "An app carries no code; install code as a plug-in (`plugins`)."),
+    "data.frame": Removed(
+        None, "A file with several frames is refused: write the one that is the image by itself."
+    ),
     "receipts": Removed(None, "ledger_tip, a file outside state_dir that every site has by default"),
 }
 """Dotted path in site.yaml -> what became of it."""

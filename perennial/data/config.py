@@ -15,7 +15,7 @@ from perennial.foundation.plain import FiniteBlock, Plain
 from perennial.foundation.plugins import is_target, list_known
 
 IMAGES = ("image_size", "color", "resize")
-FILES = ("window", "frame", "unreadable")
+FILES = ("window", "unreadable")
 """Of sources that read image files one by one."""
 TABLE = (
     *("columns", "column_kinds", "label_column", "site_column"),
@@ -101,7 +101,7 @@ ArrayRole = Literal[
 
 # Options that mean something to some sources or partitions only: elsewhere they would be ignored in silence.
 _OPTIONS = (
-    *("path", "dataset", "download", "labels", "image_size", "color", "resize", "window", "frame"),
+    *("path", "dataset", "download", "labels", "image_size", "color", "resize", "window"),
     *("columns", "column_kinds", "label_column", "site_column", "missing", "imputation"),
     *(
         "decimal",
@@ -245,7 +245,6 @@ class DataConfig(FiniteBlock):
     resize: to image_size: stretch; pad, black beside the whole image; or crop, the middle of it.
     window: the values that become black and white, for images of more than 8 bits; full: the least and the
         greatest that the file's kind of number has; file: as a DICOM file says, which is the rule for those.
-    frame: which one of a DICOM or TIFF file with several becomes the image; without it the file is refused.
     columns (csv): feature -> "numeric", "date" or its categories; without it they are discovered, in
     simulation only. column_kinds: what columns are, where discovery would be wrong; ignore leaves one out.
     missing (csv): texts that mean a missing value, beside the usual ones such as NA.
@@ -281,9 +280,6 @@ class DataConfig(FiniteBlock):
         default="stretch", exclude_if=partial(operator.eq, "stretch")
     )
     window: Window | None = Field(default=None, exclude_if=_is_none)
-    frame: Literal["first", "middle", "last"] | Annotated[int, Field(ge=0)] | None = Field(
-        default=None, exclude_if=_is_none
-    )
     columns: dict[str, Literal["numeric", "date"] | Names] | None = None
     column_kinds: dict[str, ColumnKind] = Field(default_factory=dict, exclude_if=operator.not_)
     label_column: str = "label"

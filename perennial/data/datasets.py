@@ -70,8 +70,6 @@ def _of_columns(dataset: Any) -> dict[str, Any]:
 
 
 def _combine_samples(samples: list[Any], labels: list[Any], classes: Iterable[Any] | None) -> dict[str, Any]:
-    if not samples:
-        raise DataError("Source.of: found a dataset without samples, allowed one sample or more")
     arrays = [_to_array(sample) for sample in samples]
     for place, array in enumerate(arrays):
         if array.shape != arrays[0].shape:
@@ -82,7 +80,7 @@ def _combine_samples(samples: list[Any], labels: list[Any], classes: Iterable[An
     y = np.asarray([label.item() if hasattr(label, "item") else label for label in labels])
     if y.ndim != 1:
         raise DataError(f"Source.of: labels have shape {y.shape}, allowed one number or name for each sample")
-    found: dict[str, Any] = {"x": _restore_pixels(np.stack(arrays)), "y": y}
+    found: dict[str, Any] = {"x": _restore_pixels(np.stack(arrays) if arrays else np.empty(0)), "y": y}
     if classes is not None and y.dtype.kind in "iu":
         found["classes"] = [str(name) for name in classes]
     return found
@@ -101,6 +99,8 @@ def _to_array(value: Any) -> np.ndarray:
 
 def _restore_pixels(x: np.ndarray) -> np.ndarray:
     """Images as 8-bit pixels again, where they are these divided by 255, as ToTensor makes them."""
+    if not len(x):
+        raise DataError("Source.of: found a dataset without samples, allowed one sample or more")
     if x.ndim < 3 or x.dtype == np.uint8:
         return x
     scaled = np.rint(255 * x.astype(np.float64))

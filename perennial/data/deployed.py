@@ -35,7 +35,7 @@ SITE_KEYS = (
     "patient",
 )
 """What a site says about its own data; everything else is the experiment's to say."""
-SITE_MAY = ("missing", "decimal", "units", "limits", "window", "frame", "unreadable")
+SITE_MAY = ("missing", "decimal", "units", "limits", "window", "unreadable")
 """What a site may say, and else takes from the experiment."""
 
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,15 +44,14 @@ DECODERS = ("pydicom", "pillow")
 """pydicom's plug-ins that go before all others, so that what else is installed moves no pixel."""
 
 
-def read_dicom(path: Path, window: Window | None, frame: Any) -> np.ndarray:
+def read_dicom(path: Path, window: Window | None) -> np.ndarray:
     """uint8 (H, W) of a grey image, bright where the scanner showed it bright; (H, W, 3) of one in colour.
 
     window: None and "file" take the file's own; values are those of the modality, Hounsfield units for CT.
-    frame: which one of several; without it such a file is refused.
     Raises ValueError saying what cannot be used, and ConfigError without the extra `dicom`.
     """
     with _open_dicom(path, TAGS) as dataset:
-        return _read_pixels(dataset, window, frame)
+        return _read_pixels(dataset, window)
 
 
 def read_patient(path: Path) -> str:
@@ -110,15 +109,14 @@ def _open_dicom(path: Path, tags: Sequence[str], *, before_pixels: bool = False)
         yield dataset
 
 
-def _read_pixels(dataset: "Dataset", window: Window | None, frame: Any) -> np.ndarray:
+def _read_pixels(dataset: "Dataset", window: Window | None) -> np.ndarray:
     from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 
     if not any(key in dataset for key in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
         raise ValueError("holds no image")
     kind = str(dataset.get("PhotometricInterpretation", "MONOCHROME2"))
-    frames = int(dataset.get("NumberOfFrames") or 1)
-    index = choose_frame(frame, frames) if frames > 1 else 0
-    values = _decode_frame(dataset, index)
+    refuse_several(int(dataset.get("NumberOfFrames") or 1))
+    values = _decode_frame(dataset)
     if kind == "PALETTE COLOR":
         colours = apply_color_lut(values, dataset)
         return scale_to_uint8(colours, "full", (0.0, 255.0 if colours.dtype == np.uint8 else 65535.0))
@@ -165,8 +163,8 @@ def _take_first(value: Any) -> float | None:
     return float(value[0] if hasattr(value, "__len__") and not isinstance(value, str) else value)
 
 
-def _decode_frame(dataset: "Dataset", index: int) -> np.ndarray:
-    """The pixels of one frame, decompressed; colours are RGB. Raises ValueError saying why they cannot be."""
+def _decode_frame(dataset: "Dataset") -> np.ndarray:
+    """The pixels, decompressed; colours are RGB. Raises ValueError saying why they cannot be."""
     from pydicom.pixels.decoders.base import get_decoder
     from pydicom.pixels.utils import pixel_array
 
@@ -174,7 +172,7 @@ def _decode_frame(dataset: "Dataset", index: int) -> np.ndarray:
     if syntax is None:
         raise ValueError("does not say how its pixels are written (no transfer syntax)")
     if not syntax.is_encapsulated:
-        return _read_array(lambda: pixel_array(dataset, index=index), "its pixels cannot be read")
+        return _read_array(lambda: pixel_array(dataset, index=0), "its pixels cannot be read")
     name = f"its pixels are compressed as {syntax.name} ({syntax})"
     try:
         available = get_decoder(syntax).available_plugins
@@ -188,9 +186,9 @@ def _decode_frame(dataset: "Dataset", index: int) -> np.ndarray:
         raise ValueError(f"{name}, for which no decoder is installed: {COMPRESSED}, or decompress the file")
     for plugin in earlier:
         with suppress(Exception):
-            return pixel_array(dataset, index=index, decoding_plugin=plugin)
+            return pixel_array(dataset, index=0, decoding_plugin=plugin)
     remedy = "damaged" if set(available) - {*DECODERS} else f"damaged, or wants another decoder: {COMPRESSED}"
-    return _read_array(lambda: pixel_array(dataset, index=index, decoding_plugin=last), f"{name}; {remedy}")
+    return _read_array(lambda: pixel_array(dataset, index=0, decoding_plugin=last), f"{name}; {remedy}")
 
 
 def _read_array(read: Callable[[], np.ndarray], otherwise: str) -> np.ndarray:
@@ -233,16 +231,7 @@ def scale_to_uint8(
     return np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
 
 
-def choose_frame(frame: Literal["first", "middle", "last"] | int | None, count: int) -> int:
-    """Index of the frame that becomes the image. count: frames in the file.
-
-    Raises ValueError if frame is None, or the file does not have this frame.
-    """
-    if frame is None:
-        raise ValueError(
-            f"holds {count} frames; say which one is the image in data.frame: a number, or middle"
-        )
-    index = {"first": 0, "middle": count // 2, "last": count - 1}[frame] if isinstance(frame, str) else frame
-    if index >= count:
-        raise ValueError(f"holds {count} frames, and data.frame asks for number {index}, counted from 0")
-    return index
+def refuse_several(frames: int) -> None:
+    """Raise ValueError for a file that holds several images."""
+    if frames > 1:
+        raise ValueError(f"holds {frames} frames; make a file of the one that is the image")

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.data.config import DataConfig, Window, describe_skipped
-from perennial.data.dicom import choose_frame, find_full_range, read_dicom, scale_to_uint8
+from perennial.data.dicom import find_full_range, read_dicom, refuse_several, scale_to_uint8
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.foundation.files import make_folder, replace_file
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 Color = Literal["rgb", "gray"]
 Resize = Literal["stretch", "pad", "crop"]
-Frame = Literal["first", "middle", "last"] | int
 MOST_BAD_FILES = 10
 _LAYOUT = 2
 """Of the file of decoded images."""
@@ -48,7 +47,7 @@ _LUMA = (19595, 38470, 7471)
 class ImageReading:
     """How files become arrays.
 
-    size: (H, W); None asks that all files have the same. color: "rgb" or "gray". resize, window, frame,
+    size: (H, W); None asks that all files have the same. color: "rgb" or "gray". resize, window,
     unreadable: as in DataConfig.
     """
 
@@ -56,14 +55,13 @@ class ImageReading:
     color: Color = "rgb"
     resize: Resize = "stretch"
     window: Window | None = None
-    frame: Frame | None = None
     unreadable: Literal["refuse", "skip"] = "refuse"
 
     @classmethod
     def of(cls, config: DataConfig) -> "ImageReading":
         """The reading that a data block asks for; in colour unless it says gray."""
         color = config.color or "rgb"
-        return cls(config.size, color, config.resize, config.window, config.frame, config.unreadable)
+        return cls(config.size, color, config.resize, config.window, config.unreadable)
 
 
 @dataclass(frozen=True)
@@ -190,12 +188,14 @@ def _read(
         if path.stat().st_size == 0:
             raise ValueError("the file is empty (0 bytes)")
         if is_dicom(path):
-            image = Image.fromarray(read_dicom(path, reading.window, reading.frame))
+            image = Image.fromarray(read_dicom(path, reading.window))
             modes[index] = "gray" if image.mode == "L" else "colour"
             array = np.asarray(_convert_image(image, reading))
         else:
             with Image.open(path) as opened:
-                _select_frame(opened, reading.frame)
+                if opened.format == "TIFF":
+                    # its pages are images of their own; frames of an animation are not
+                    refuse_several(int(getattr(opened, "n_frames", 1)))
                 image = _reduce_depth(ImageOps.exif_transpose(opened), reading.window)
                 modes[index] = "gray" if image.mode in ("1", "L", "LA") else "colour"
                 array = np.asarray(_convert_image(image, reading))
@@ -220,13 +220,6 @@ def is_dicom(path: Path) -> bool:
             return file.read(132)[128:] == b"DICM"
     except OSError:
         return False
-
-
-def _select_frame(image: "Image.Image", frame: Frame | None) -> None:
-    """Go to the frame asked for. Pages of a TIFF are images of their own, frames of an animation are not."""
-    count = int(getattr(image, "n_frames", 1))
-    if count > 1 and (image.format == "TIFF" or frame is not None):
-        image.seek(choose_frame(frame, count))
 
 
 def _convert_image(image: "Image.Image", reading: ImageReading) -> "Image.Image":

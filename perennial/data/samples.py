@@ -1,15 +1,16 @@
 """What every source delivers: samples with raw labels, and the names and constants that go with them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.config import DataConfig, NormaliseConfig
+from perennial.data.config import ArrayRole, DataConfig, NormaliseConfig
 from perennial.data.splits import group_by_content
 from perennial.foundation.errors import ConfigError, DataError, suggest_nearest
 
@@ -130,6 +131,9 @@ class Source:
         Raises:
             DataError: names what was found and what is taken.
         """
+        if wrong := sorted({*arrays} - {*get_args(ArrayRole)}):
+            close = suggest_nearest(wrong[0], get_args(ArrayRole))
+            raise DataError(f"Source.of: found {wrong[0]}{close}; allowed: {', '.join(get_args(ArrayRole))}")
         if y is not None:
             if test is not None:
                 raise DataError("Source.of: test goes with a dataset; with arrays give x_test and y_test")
@@ -151,14 +155,25 @@ class Arrays:
 
     def write(self, path: Path) -> dict[str, Any]:
         """Write the arrays to an .npz file for resumed runs; returns the `data` block that reads it."""
-        arrays = {name: np.asarray(array) for name, array in self.by_name.items() if array is not None}
+        arrays = {
+            name: np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+            for name, array in self.by_name.items()
+            if array is not None
+        }
         for name, array in arrays.items():
+            if array.dtype == object and (lacking := [*filter(_is_missing, array.flat)]):
+                raise DataError(f"Source.of: {name}: found {lacking[0]}, allowed a name or number for each")
             # names in a list of objects, as pandas gives them; NumPy would pickle these
             arrays[name] = array.astype(np.str_) if array.dtype == object else array
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(path, allow_pickle=False, **arrays)
         natural = {"partition": {"kind": "natural"}} if "site" in arrays else {}
         return {"source": "npz", "path": str(path.resolve()), **natural}
+
+
+def _is_missing(value: Any) -> bool:
+    """None, or the NaN that pandas writes for a missing name."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def choose_constants(

@@ -59,8 +59,7 @@ def open_bundle(bundle: Path, folder: Path) -> list[str]:
     once they are approved. Templates that say what runs (site.yaml, .env, compose.yaml, ...) are kept when
     they are there already, so that a newer bundle brings a new ca.crt, guide or app and changes nothing that
     the hospital decided.
-    Raises ConfigError for an archive that is damaged or holds other paths than a bundle's; nothing is written
-    then.
+    Raises ConfigError, and writes nothing, for an archive that is damaged or holds paths that no bundle has.
     """
     files = _read_archive(bundle)
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)

@@ -150,7 +150,7 @@ def _list_entries(plan: Plan) -> list[Entry]:
     else:
         found += [charges.price_sums(experiment, run, task) for task in range(1, tasks + 1)]
     if (config := experiment.digests) is not None:
-        guarantee = compute_guarantee(config, 1, config.largest or 1.0, 1.0)
+        guarantee = compute_guarantee(config, 1, config.largest or 1.0)
         found += charges.price_digests(experiment, run, config, guarantee) * tasks
     return [mechanism.entry for mechanism in found]
 

@@ -6,12 +6,13 @@ import itertools
 import json
 import math
 import multiprocessing
+import operator
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -21,9 +22,9 @@ from typing import Any
 import yaml
 
 from perennial.config.experiment import Experiment, load_experiment
-from perennial.config.run import RunSettings, resolve_runs_folder
+from perennial.config.run import RunSettings, find_experiment, resolve_runs_folder
 from perennial.config.yaml_file import read_yaml
-from perennial.engine.run_folders import has_finished_round, is_held
+from perennial.engine.run_folders import create_run_folder, has_finished_round, locate_run_folder
 from perennial.foundation.errors import ConfigError, PerennialError, StateError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.plugins import InUse, Named, find_in_use, restore_in_use, use_also
@@ -37,7 +38,10 @@ MEASURES: Mapping[str, str] = {
 """Column of the table -> key of summary.json; shares, shown in per cent. Balanced accuracy stands in place of
 accuracy where class sizes differ much."""
 MOST_RUNS = 1000
-TABLES = ("table.txt", "table.csv", "table.tex")
+TABLES = ("table.txt", "table.csv", "table.tex", "table.png")
+NOTE = "Per cent, forgetting in points; mean and half its 95 % t-interval over seeds."
+FONT = 20
+"""Size of the letters of table.png, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Planned:
 class Sweep:
     """The results of a sweep, one row for each setting.
 
-    rows: label -> seed -> summary.json of the run. folder: holds the table as text, CSV and LaTeX.
+    rows: label -> seed -> summary.json of the run. folder: holds the table as text, CSV, LaTeX and PNG.
     runs: the folders of all runs.
 
     >>> run_sweep("experiments/quickstart.yaml", seeds="1:3", sweep={"strategy": ["fedavg", "fednova"]})
@@ -91,8 +95,7 @@ class Sweep:
 
     def __str__(self) -> str:
         """The table in aligned columns, as table.txt has it."""
-        lines = [["setting", "seeds", *self.columns]]
-        lines += [[label, str(seeds), *map(_format_figures, found)] for label, seeds, found in self.cells()]
+        lines = self._format_cells()
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = [
             "  ".join(
@@ -102,8 +105,12 @@ class Sweep:
             for line in lines
         ]
         text.insert(1, "-" * len(text[0]))
-        note = "Per cent, forgetting in points; mean and half its 95 % t-interval over seeds."
-        return "\n".join([*text, note])
+        return "\n".join([*text, NOTE])
+
+    def _format_cells(self) -> list[list[str]]:
+        """The texts of the head and of each row."""
+        rows = [[label, str(seeds), *map(_format_figures, found)] for label, seeds, found in self.cells()]
+        return [["setting", "seeds", *self.columns], *rows]
 
     def to_csv(self) -> str:
         """A line for each row and measure: setting, measure, seeds, mean, half_interval."""
@@ -134,19 +141,38 @@ class Sweep:
         parts = [rf"\begin{{tabular}}{{{columns}}}", r"\hline", rf"{head} \\", r"\hline", rf"{body} \\"]
         return "\n".join([*parts, r"\hline", r"\end{tabular}", ""])
 
+    def to_png(self) -> bytes:
+        """A picture of the table, black on white."""
+        from PIL import Image, ImageDraw, ImageFont
+
+        font, height, gap = ImageFont.load_default(FONT), 2 * FONT, 2 * FONT
+        lines = self._format_cells()
+        widths = [max(map(font.getlength, column)) + gap for column in zip(*lines, strict=True)]
+        width = max(sum(widths), font.getlength(NOTE) + gap)
+        picture = Image.new("L", (math.ceil(width), height * (len(lines) + 2)), "white")
+        draw = ImageDraw.Draw(picture)
+        for number, line in enumerate(lines):
+            right, middle = 0.0, height * (number + 1)
+            for place, (cell, column) in enumerate(zip(line, widths, strict=True)):
+                left, right = right, right + column
+                x, anchor = (left + gap / 2, "lm") if place == 0 else (right - gap / 2, "rm")
+                draw.text((x, middle), cell, "black", font, anchor)
+        draw.line((gap / 2, 1.5 * height, sum(widths) - gap / 2, 1.5 * height), "black")
+        draw.text((gap / 2, height * (len(lines) + 1)), NOTE, "black", font, "lm")
+        out = io.BytesIO()
+        picture.save(out, "png")
+        return out.getvalue()
+
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{escape(name)}</th>" for name in ("setting", "seeds", *self.columns))
-        rows = [
-            "".join(f"<td>{escape(cell)}</td>" for cell in (label, str(seeds), *map(_format_figures, found)))
-            for label, seeds, found in self.cells()
-        ]
-        return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+        head, *rows = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in self._format_cells())
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<table><tr>{head.replace('td>', 'th>')}</tr>{body}</table>"
 
 
 def run_sweep(
     experiment: Experiment | Mapping[str, Any] | Path | str,
     *,
-    seeds: Sequence[int] | str = (1,),
+    seeds: Sequence[int] | str | None = None,
     sweep: Mapping[str, Sequence[Any]] | Sequence[str] = (),
     overrides: Sequence[str] = (),
     name: str = "",
@@ -164,7 +190,7 @@ def run_sweep(
 
     Args:
         experiment: an object, a mapping with the keys of a file, or the path of a file.
-        seeds: numbers, or text: `1:5` for 1 to 5, `1,3`.
+        seeds: numbers, or text: `1:5` for 1 to 5, `1,3`; None: the experiment's own.
         sweep: key of the experiment -> its values; or texts `KEY=VALUE,VALUE`. Several keys: each with each.
         overrides: KEY=VALUE of all runs.
         name: begins the names of the run folders; default: the experiment's.
@@ -181,47 +207,53 @@ def run_sweep(
     """
     with use_also(plugins), tempfile.TemporaryDirectory(prefix="perennial-sweep-") as scratch:
         path = _as_path(experiment, Path(scratch))
-        planned = plan_sweep(path, parse_seeds(seeds), _parse_axes(sweep), overrides, name, runs)
-        if overwrite:
-            for each in planned:
-                if is_held(each.folder):
-                    raise StateError(f"{each.folder}: in use by another process; wait for it to end")
-                shutil.rmtree(each.folder, ignore_errors=True)
-        found = _run_all(path, planned, workers, device, say)
+        if seeds is not None and any(each.partition("=")[0].strip() == "seed" for each in overrides):
+            raise ConfigError("--set: found seed with --seeds; allowed one of them")
+        numbers = None if seeds is None else parse_seeds(seeds)
+        planned = plan_sweep(path, numbers, _parse_axes(sweep), overrides, name, runs, overwrite)
+        found = _run_all(path, planned, workers, device, overwrite, say)
         return _collect(planned, found, name or planned[0].experiment.name, runs)
 
 
 def plan_sweep(
     path: Path,
-    seeds: Sequence[int],
+    seeds: Sequence[int] | None,
     axes: Mapping[str, Sequence[str]],
     overrides: Sequence[str],
     name: str,
     runs: Path | str,
+    overwrite: bool = False,
 ) -> list[Planned]:
     """Every run of a sweep, read and checked.
 
     Raises ConfigError where a setting is wrong, or a folder holds a run of other settings.
     """
-    many = math.prod(map(len, axes.values())) * len(seeds)
+    from perennial.strategies.factory import build_strategy
+
+    if "seed" in axes:
+        raise ConfigError("--sweep: found seed; allowed: --seeds, whose runs become one row")
+    many = math.prod(map(len, axes.values())) * (len(seeds) if seeds else 1)
     if many > MOST_RUNS:
         raise ConfigError(f"--sweep, --seeds: found {many} runs, allowed up to {MOST_RUNS}")
     planned: list[Planned] = []
     for values in itertools.product(*axes.values()):
         changes = tuple(f"{key}={value}" for key, value in zip(axes, values, strict=True))
-        for seed in seeds:
-            all_changes = (*overrides, *changes, f"seed={seed}")
+        for seed in seeds or [None]:
+            all_changes = (*overrides, *changes, *([] if seed is None else [f"seed={seed}"]))
             experiment = load_experiment(path, [*all_changes])
+            build_strategy(experiment.strategy.name, experiment.strategy.parameters)
             slug = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(values)).strip("-.")[:60]
-            parts = [name or experiment.name, *([slug] if slug else []), f"s{seed}"]
-            folder = resolve_runs_folder(runs) / "-".join(parts)
-            planned.append(Planned(changes, seed, all_changes, experiment, folder))
+            parts = [name or experiment.name, *([slug] if slug else []), f"s{experiment.seed}"]
+            folder = locate_run_folder("-".join(parts), runs)
+            planned.append(Planned(changes, experiment.seed, all_changes, experiment, folder))
     names = [each.folder.name for each in planned]
     if twice := {each for each in names if names.count(each) > 1}:
         raise ConfigError(f"--sweep: two settings would have the run folder {min(twice)}; allowed: one")
     for each in planned:
         there = each.folder / "experiment.yaml"
-        if has_finished_round(each.folder) and read_yaml(there) != yaml.safe_load(each.experiment.to_yaml()):
+        if overwrite or not has_finished_round(each.folder):
+            continue
+        if read_yaml(there) != yaml.safe_load(each.experiment.to_yaml()):
             raise ConfigError(
                 f"{each.folder}: holds a run of other settings; allowed: another --name, or --overwrite"
             )
@@ -231,7 +263,10 @@ def plan_sweep(
 def parse_seeds(seeds: Sequence[int] | str) -> list[int]:
     """Seeds from numbers, or from text such as `1:5` (1 to 5) and `1,3,7`. Raises ConfigError."""
     if not isinstance(seeds, str):
-        found = [int(seed) for seed in seeds]
+        try:
+            found = [*map(operator.index, seeds)]
+        except TypeError:
+            found = []
     else:
         found = []
         for part in seeds.split(","):
@@ -241,15 +276,22 @@ def parse_seeds(seeds: Sequence[int] | str) -> list[int]:
             if int(ends[-1]) - int(ends[0]) >= MOST_RUNS:
                 raise ConfigError(f"--seeds: found {seeds!r}, allowed up to {MOST_RUNS} seeds")
             found += range(int(ends[0]), int(ends[-1]) + 1)
-    if not found or len(set(found)) < len(found) or min(found) < 0:
+    if not found or len({*found}) < len(found) or min(found) < 0:
         raise ConfigError(f"--seeds: found {seeds!r}, allowed different numbers from 0 on, for example 1:5")
     return found
 
 
 def parse_sweep(text: str) -> tuple[str, list[str]]:
-    """(key, values) of KEY=VALUE,VALUE; a comma inside brackets or quotes belongs to a value."""
+    """(key, values) of KEY=VALUE,VALUE; a comma inside brackets belongs to a value."""
     key, sign, rest = text.partition("=")
-    values = [value.strip() for value in re.split(r",(?![^\[{]*[\]}])", rest)]
+    values, depth = [""], 0
+    for character in rest:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += character
+    values = [*map(str.strip, values)]
     if not key.strip() or not sign or not all(values) or len(set(values)) < len(values):
         raise ConfigError(f"--sweep: found {text!r}, allowed for example strategy=fedavg,scaffold")
     return key.strip(), values
@@ -269,12 +311,9 @@ def mean_and_half(values: Sequence[float]) -> tuple[float | None, float | None]:
 
 def _parse_axes(sweep: Mapping[str, Sequence[Any]] | Sequence[str]) -> dict[str, list[str]]:
     if isinstance(sweep, Mapping):
-        return {
-            key: [value if isinstance(value, str) else json.dumps(value) for value in values]
-            for key, values in sweep.items()
-        }
+        return {key: _format_values(key, values) for key, values in sweep.items()}
     axes: dict[str, list[str]] = {}
-    for text in sweep:
+    for text in [sweep] if isinstance(sweep, str) else sweep:
         key, values = parse_sweep(text)
         if key in axes:
             raise ConfigError(f"--sweep: {key} is there twice; allowed once, with all its values")
@@ -282,12 +321,27 @@ def _parse_axes(sweep: Mapping[str, Sequence[Any]] | Sequence[str]) -> dict[str,
     return axes
 
 
+def _format_values(key: str, values: Any) -> list[str]:
+    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+        raise ConfigError(f"sweep: {key}: found {values!r:.80}, allowed a list of values")
+    try:
+        return [value if isinstance(value, str) else json.dumps(value) for value in values]
+    except TypeError as error:
+        raise ConfigError(
+            f"sweep: {key}: {error}; allowed: values that a file can hold, for runs are processes"
+        ) from None
+
+
 def _as_path(experiment: Experiment | Mapping[str, Any] | Path | str, scratch: Path) -> Path:
     if isinstance(experiment, Path | str):
-        return Path(experiment).resolve()
+        return find_experiment(Path(experiment)).resolve()
     path = scratch / "experiment.yaml"
     try:
-        text = experiment.to_yaml() if isinstance(experiment, Experiment) else yaml.safe_dump({**experiment})
+        text = (
+            experiment.to_yaml()
+            if isinstance(experiment, Experiment)
+            else yaml.safe_dump({"name": "experiment", **experiment})
+        )
     except yaml.YAMLError as error:
         raise ConfigError(
             f"run_sweep: experiment: {error}; allowed: values that a file can hold, for runs are processes "
@@ -302,22 +356,25 @@ def _run_all(
     planned: Sequence[Planned],
     workers: int | None,
     device: str,
+    overwrite: bool,
     say: Callable[[str], None] | None,
 ) -> dict[Path, dict[str, Any]]:
     """Folder -> summary of each run that there is in the end. Raises StateError if one failed."""
     found, waiting, failed = dict[Path, dict[str, Any]](), list[Planned](), list[str]()
     for each in planned:
         summary = each.folder / "summary.json"
-        if summary.exists():
+        if summary.exists() and not overwrite:
             found[each.folder] = json.loads(summary.read_text(encoding="utf-8"))
         else:
             waiting.append(each)
     make_folder(planned[0].folder.parent)
-    count = min(workers or os.cpu_count() or 1, max(1, len(waiting)))
+    count = min(max(1, workers or os.cpu_count() or 1), max(1, len(waiting)))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, context) as pool:
         futures = {
-            pool.submit(_run_one, str(path), each.overrides, str(each.folder), device, find_in_use()): each
+            pool.submit(
+                _run_one, str(path), each.overrides, str(each.folder), device, find_in_use(), overwrite
+            ): each
             for each in waiting
         }
         try:
@@ -325,7 +382,13 @@ def _run_all(
                 each = futures[future]
                 try:
                     found[each.folder] = future.result()
-                    told = f"{100 * (found[each.folder]['final_accuracy'] or math.nan):.1f} %"
+                    accuracy = found[each.folder]["final_accuracy"]
+                    told = "not measured" if accuracy is None else f"{100 * accuracy:.1f} %"
+                except BrokenProcessPool:
+                    raise StateError(
+                        "the process of a run ended before its run did: killed, out of memory, or a script "
+                        'called run_sweep outside `if __name__ == "__main__":`; the same command goes on'
+                    ) from None
                 except PerennialError as error:
                     failed.append(f"{each.folder.name}: {error}")
                     told = str(error)
@@ -342,18 +405,20 @@ def _run_all(
     return found
 
 
-def _run_one(path: str, overrides: Sequence[str], folder: str, device: str, plugins: InUse) -> dict[str, Any]:
+def _run_one(
+    path: str, overrides: Sequence[str], folder: str, device: str, plugins: InUse, overwrite: bool
+) -> dict[str, Any]:
     """One run in a process of its own, from its checkpoint if it was stopped."""
     from perennial.engine.run import load_resumed_settings, run_in_process
 
     where = Path(folder)
     with restore_in_use(plugins):
-        if has_finished_round(where):
+        if has_finished_round(where) and not overwrite:
             return run_in_process(load_resumed_settings(None, [], None, where, device))
-        shutil.rmtree(where, ignore_errors=True)
-        return run_in_process(
-            RunSettings(path, json.dumps([*overrides]), where.name, str(where.parent), device=device)
-        )
+        with create_run_folder(where.name, where.parent, overwrite=True):
+            return run_in_process(
+                RunSettings(path, json.dumps([*overrides]), where.name, str(where.parent), device=device)
+            )
 
 
 def _collect(
@@ -366,8 +431,9 @@ def _collect(
     folder = resolve_runs_folder(runs) / f"{name}-table"
     make_folder(folder)
     sweep = Sweep(rows, folder, tuple(each.folder for each in planned))
-    for file, text in zip(TABLES, (f"{sweep}\n", sweep.to_csv(), sweep.to_latex()), strict=True):
-        replace_file(folder / file, text.encode(), mode=0o644)
+    texts = (f"{sweep}\n", sweep.to_csv(), sweep.to_latex())
+    for file, content in zip(TABLES, (*(text.encode() for text in texts), sweep.to_png()), strict=True):
+        replace_file(folder / file, content, mode=0o644)
     return sweep
 
 

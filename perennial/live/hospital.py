@@ -21,7 +21,7 @@ from perennial.foundation.errors import PerennialError
 from perennial.live.diagnosis import of_site
 from perennial.live.metrics import answer, make_metric, write_metrics
 from perennial.live.site_state import HospitalState, describe_left
-from perennial.live.tail import clean_text
+from perennial.live.tail import clean_value
 from perennial.live.web import make_app, render
 from perennial.server.report.markup import MISSING, format_count
 
@@ -110,9 +110,9 @@ class HospitalPages:
         """Words that take a while to find; those of a file that cannot be read say why."""
         if key not in self._asks:
             try:
-                lines = [clean_text(line, 2000) for line in say()]
+                lines = [clean_value(line, 2000) for line in say()]
             except (PerennialError, ValueError, OSError) as error:
-                lines = [clean_text(str(error))]
+                lines = [clean_value(str(error))]
             if len(self._asks) > SHOWN:
                 self._asks.clear()
             self._asks[key] = "\n".join(lines)

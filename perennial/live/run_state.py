@@ -12,8 +12,8 @@ from perennial.foundation.heartbeat import is_alive, last_beat
 from perennial.live.tail import (
     Tail,
     clean_numbers,
-    clean_text,
     clean_texts,
+    clean_value,
     clean_whole,
     number,
     parse_seconds,
@@ -257,7 +257,7 @@ class RunState:
         when = parse_seconds(event.get("time"))
         match event.get("event"):
             case "run_started" | "resumed":
-                self.engine = clean_text(event.get("engine", ""), 20)
+                self.engine = clean_value(event.get("engine", ""), 20)
                 self.ended_as, self.pause, self.pause_kind = "", "", ""
             case "sites":
                 self.online |= set(clean_texts(event.get("connected")))
@@ -279,7 +279,7 @@ class RunState:
                     )
                 )
             case "note":
-                self.notes.append((when, clean_text(event.get("text", ""))))
+                self.notes.append((when, clean_value(event.get("text", ""))))
             case "run_finished" | "stopped" as kind:
                 self.ended_as = "stopped" if kind == "stopped" else "finished"
                 self.pause, self.pause_kind = "", ""
@@ -287,11 +287,11 @@ class RunState:
                 self.missing = set(clean_texts(event.get("missing")))
                 self.rested_at = when or 0.0
                 self.refusing, self.rests = _clean_reasons(event.get("refusing")), "missing" in event
-                self.pause_kind, self.pause = kind, clean_text(pause_in_words(_pause(event, kind)))
+                self.pause_kind, self.pause = kind, clean_value(pause_in_words(_pause(event, kind)))
                 self.notes.append((when, self.pause))
             case "went_on":
                 self.pause, self.pause_kind, self.refusing = "", "", {}
-                self.notes.append((when, clean_text(pause_in_words(_pause(event, "went_on")))))
+                self.notes.append((when, clean_value(pause_in_words(_pause(event, "went_on")))))
 
     def _end_round(self, event: dict[str, Any], when: float | None) -> None:
         self.round, self.task = clean_whole(event.get("round")), clean_whole(event.get("task"))
@@ -315,9 +315,9 @@ class RunState:
             entries = event.get(kind)
             for entry in entries if isinstance(entries, list) else ():
                 if isinstance(entry, dict) and isinstance(entry.get("site"), str):
-                    site = clean_text(entry["site"], 80)
+                    site = clean_value(entry["site"], 80)
                     self.refused[site] += kind == "refused"
-                    faults[site] = (clean_text(entry.get("reason", "")), kind == "refused", when)
+                    faults[site] = (clean_value(entry.get("reason", "")), kind == "refused", when)
         if self.last_faults:
             there = set(participants)
             self.last_faults = {site: fault for site, fault in self.last_faults.items() if site not in there}
@@ -327,7 +327,7 @@ class RunState:
         rows = details.get("cross_site") if isinstance(details, dict) else None
         if isinstance(rows, dict):
             self.marks = {
-                clean_text(site, 80): clean_text(row.get("marked") or "") if isinstance(row, dict) else ""
+                clean_value(site, 80): clean_value(row.get("marked") or "") if isinstance(row, dict) else ""
                 for site, row in list(rows.items())[:MOST_SITES]
             }
         self.pause, self.pause_kind = "", ""
@@ -350,13 +350,13 @@ class RunState:
                     self.missing = set(clean_texts(event.get("missing")))
                     self.refusing = _clean_reasons(event.get("refusing"))
             case "asked":
-                kind = clean_text(event.get("kind", ""), 40)
+                kind = clean_value(event.get("kind", ""), 40)
                 for site in clean_texts(event.get("sites"))[:MOST_SITES]:
                     self.asked[site] = (kind, when)
             case "answered" if isinstance(event.get("site"), str):
-                site = clean_text(event["site"], 80)
+                site = clean_value(event["site"], 80)
                 self.answered[site] = when
-                if fault := clean_text(event.get("fault", "")):
+                if fault := clean_value(event.get("fault", "")):
                     self.last_faults[site] = (fault, event.get("refused") is True, when)
                 else:
                     self.last_faults.pop(site, None)
@@ -375,7 +375,7 @@ def _pause(event: dict[str, Any], kind: str) -> dict[str, Any]:
         "connected": clean_texts(event.get("connected"))[:20],
         "missing": clean_texts(event.get("missing"))[:20],
         "came": clean_texts(event.get("came"))[:20],
-        "reason": clean_text(event.get("reason", "")),
+        "reason": clean_value(event.get("reason", "")),
         "refusing": _clean_reasons(event.get("refusing")),
     }
 
@@ -383,7 +383,7 @@ def _pause(event: dict[str, Any], kind: str) -> dict[str, Any]:
 def _clean_reasons(value: object) -> dict[str, str]:
     found = value.items() if isinstance(value, dict) else ()
     return {
-        clean_text(site, 80): clean_text(why)
+        clean_value(site, 80): clean_value(why)
         for site, why in list(found)[:MOST_SITES]
         if isinstance(why, str)
     }

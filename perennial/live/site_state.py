@@ -17,7 +17,7 @@ from perennial.deploy.supernode import ALIVE, ANSWERED, require_free_port, try_c
 from perennial.foundation.errors import PerennialError
 from perennial.foundation.files import measure_size
 from perennial.foundation.heartbeat import is_alive, last_beat
-from perennial.live.tail import Tail, clean_text, number
+from perennial.live.tail import Tail, clean_value, number
 
 KEPT = 500
 """Newest requests that the page knows."""
@@ -157,7 +157,7 @@ class HospitalState:
             self.approvals = read_approvals(self.config.approvals)
             self.consent = read_consent(self.config.state_dir)
         except PerennialError as error:
-            self.problems.append(clean_text(str(error)))
+            self.problems.append(clean_value(str(error)))
         approved = {approval.bundle[:8] for approval in self.approvals}
         offers = sorted((self.folder / "offered").glob("*.fab"))
         self.offered = [path for path in offers if path.name.split(".")[-2] not in approved]
@@ -180,7 +180,7 @@ class HospitalState:
             self.epsilon = ledger.cost(policy.delta, "rdp", policy.unit).epsilon if ledger.started else 0.0
         except PerennialError as error:
             self.epsilon = None
-            self.ledger_problem = clean_text(f"ledger: {error}")
+            self.ledger_problem = clean_value(f"ledger: {error}")
 
     def _look_for_obstacles(self) -> None:
         """Ask as the SuperNode does while it gets no answer, not more often than every ASK_AGAIN seconds."""
@@ -198,17 +198,17 @@ class HospitalState:
             check_admission(connection.superlink, authority, key, connected=self.alive)
             self.obstacle = ""
         except PerennialError as error:
-            self.obstacle, self.unreachable = clean_text(str(error)), isinstance(error, Unreachable)
+            self.obstacle, self.unreachable = clean_value(str(error)), isinstance(error, Unreachable)
 
     def _take(self, event: dict[str, Any]) -> None:
         request, when = str(event.get("request", ""))[:80], number(event.get("time")) or time.time()
         if event.get("event") == "not_approved" and time.time() - when < STALE:
-            self.unapproved = clean_text(event.get("app", ""), 64)
+            self.unapproved = clean_value(event.get("app", ""), 64)
         if event.get("event") == "asked":
             one = Asked(
-                clean_text(event.get("kind", ""), 40),
-                clean_text(event.get("run", ""), 64),
-                clean_text(event.get("name", ""), 80),
+                clean_value(event.get("kind", ""), 40),
+                clean_value(event.get("run", ""), 64),
+                clean_value(event.get("name", ""), 80),
                 int(number(event.get("round")) or 0),
                 when,
             )
@@ -218,19 +218,19 @@ class HospitalState:
             self._by_request = {key: found for key, found in self._by_request.items() if not found.ended}
             self._by_request[request] = one
         elif (one := self._by_request.get(request)) is not None:
-            one.ended, one.until = clean_text(event.get("event", ""), 20), when
-            one.reason = clean_text(event.get("reason", ""))
+            one.ended, one.until = clean_value(event.get("event", ""), 20), when
+            one.reason = clean_value(event.get("reason", ""))
 
     def _take_release(self, line: dict[str, Any]) -> None:
         if "kind" not in line:
             return
         self.releases.append(
             Released(
-                clean_text(line.get("time", ""), 30),
-                clean_text(line.get("run", ""), 64),
-                clean_text(line.get("experiment", ""), 64),
-                clean_text(line.get("kind", ""), 40),
-                clean_text(line.get("unit", ""), 20),
+                clean_value(line.get("time", ""), 30),
+                clean_value(line.get("run", ""), 64),
+                clean_value(line.get("experiment", ""), 64),
+                clean_value(line.get("kind", ""), 40),
+                clean_value(line.get("unit", ""), 20),
                 describe_protection(line),
             )
         )
@@ -251,7 +251,7 @@ def describe_protection(line: dict[str, Any]) -> str:
             if rate is not None and rate < 1 and steps is not None:
                 words += f", {steps:.0f} steps on a share of {rate:.3g}"
             return words
-    return clean_text(line.get("mechanism", ""), 40)
+    return clean_value(line.get("mechanism", ""), 40)
 
 
 def describe_left(spent: float | None, limit: float | None) -> tuple[str, float]:

@@ -112,7 +112,7 @@ class Tail:
         return found
 
 
-def clean_text(value: object, longest: int = 400) -> str:
+def clean_value(value: object, longest: int = 400) -> str:
     """The value as text of at most `longest` characters, without control or direction-changing characters."""
     text = value if isinstance(value, str) else str(value)[:longest]
     if len(text) <= longest and text.isprintable():
@@ -141,7 +141,7 @@ def clean_texts(value: object) -> list[str]:
             return value
     except TypeError:
         pass
-    return [clean_text(item, LONGEST_NAME) for item in value if isinstance(item, str)]
+    return [clean_value(item, LONGEST_NAME) for item in value if isinstance(item, str)]
 
 
 def clean_whole(value: object) -> int:

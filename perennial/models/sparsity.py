@@ -127,8 +127,7 @@ def zero_shares(
 
     model: in evaluation mode. batches: of learning.batches.in_batches(): inputs (B, ...), whose they are, and
     which of them count. Zeros are counted as whole numbers, so the order of the samples does not matter, and
-    NaN is none. Raises ConfigError when the network calls fewer ReLUs than asked, DataError on no sample at
-    all.
+    NaN is none. Raises ConfigError when the network calls fewer ReLUs than asked, DataError on no samples.
     """
     zeros: list[Tensor] = []
     indices, seen = [0] * layers, 0

@@ -1,6 +1,5 @@
 """The privacy block of an experiment: what is protected, how strongly, and how it is accounted."""
 
-import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -16,7 +15,6 @@ class DigestConfig(Block):
     """What a site releases once for each task, for the server to keep.
 
     per_digest: samples in one digest. mix: whose features are mixed, any samples' or those of one class.
-    weights: of the samples in a digest, None for equal ones.
     protection: "laplace" and "gauss" size their noise by what one sample can change; "paper" is the published
     scale largest / (20000 * epsilon), for reproduction, and its epsilon is not a guarantee.
     largest: public bound of a feature, to which features are cut; "paper" without it takes the largest
@@ -26,24 +24,11 @@ class DigestConfig(Block):
 
     per_digest: int = Field(default=4, ge=1)
     mix: Literal["random", "within_class"] = "random"
-    weights: tuple[Annotated[float, Field(ge=0)], ...] | None = None
     protection: DigestProtection = "none"
     epsilon: Positive | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     largest: Positive | None = None
     norm: Positive | None = None
     label_epsilon: Positive | None = None
-
-    @model_validator(mode="after")
-    def _check_weights(self) -> Self:
-        if self.weights is None:
-            return self
-        if len(self.weights) != self.per_digest or not math.isclose(sum(self.weights), 1, abs_tol=1e-6):
-            raise ValueError(
-                f"weights: found {list(self.weights)}; allowed {self.per_digest} numbers (per_digest), 0 or "
-                "more, that sum to 1"
-            )
-        return self
 
     @model_validator(mode="after")
     def _check_protection(self) -> Self:

@@ -3,8 +3,8 @@
 Symbols: n samples, S samples in a digest, D = floor(n / S) digests, l numbers in the features of one sample,
 M classes known in the task.
 
-A sample is in one digest at most, so replacing it by another in its row changes one digest, by its weight
-times the change of its features. That, and not the mean over a whole data set for which the paper sizes its
+A sample is in one digest at most, so replacing it by another in its row changes one digest, by 1 / S
+of the change of its features. That, and not the mean over a whole data set for which the paper sizes its
 noise, is what the guarantees here are computed from. Rows are mixed by their number, so that a sample that
 lies at another row, or is more or less, mixes the others anew, which no noise here covers: sites that demand
 a protection or have a budget send none (client/policy.py).
@@ -32,6 +32,8 @@ from perennial.privacy.entries import Entry
 from perennial.privacy.noise import Noise, add_laplace, add_noise
 
 EULER = 0.5772156649015329
+DELTA = 1e-5
+"""Of protection gauss."""
 IN_ITS_ROW = "for a sample that is replaced in its row"
 SAMPLE_CONSTANT = 20000
 """S of the published scale: samples that the paper takes to be in one mean."""
@@ -43,15 +45,13 @@ class Digests:
 
     features: (D, ...) float32.
     labels: (D, M) float32, each row on the simplex.
-    groups: (D, S) int64, rows of the site's samples that each digest mixes.
-    weights: (D, S). Both stay at the site.
+    groups: (D, S) int64, rows of the site's samples that each digest mixes; they stay at the site.
     short_classes: classes with too few samples for a digest of their own.
     """
 
     features: Tensor
     labels: Tensor
     groups: Tensor
-    weights: Tensor
     short_classes: tuple[int, ...] = ()
 
 
@@ -94,20 +94,13 @@ def draw_groups(labels: Tensor, config: DigestConfig, generator: np.random.Gener
     return groups
 
 
-def expand_weights(count: int, config: DigestConfig) -> Tensor:
-    """(count, S) float32 weights in each digest, rows sum to 1: equal, or as configured."""
-    size = config.per_digest
-    row = torch.tensor(config.weights) if config.weights is not None else torch.full((size,), 1 / size)
-    return row.expand(count, size)
-
-
 def mix(
     features: Tensor, labels: Tensor, num_classes: int, config: DigestConfig, generator: np.random.Generator
 ) -> Digests:
     """Mix digests without noise. features: (n, ...) float32; labels: (n,) int64 in 0 .. num_classes - 1."""
     groups = draw_groups(labels.cpu(), config, generator)
-    weights = expand_weights(len(groups), config)
-    place, share = groups.to(features.device), weights.to(features.device)
+    place = groups.to(features.device)
+    share = torch.full(groups.shape, 1 / config.per_digest, device=features.device)
     one_hot = torch.nn.functional.one_hot(labels, num_classes).float()
     counts = torch.bincount(labels.cpu(), minlength=num_classes).tolist()
     short = [label for label, count in enumerate(counts) if 0 < count < config.per_digest]
@@ -115,7 +108,6 @@ def mix(
         torch.einsum("ds,ds...->d...", share, features[place]),
         torch.einsum("ds,dsm->dm", share, one_hot[place]),
         groups,
-        weights,
         tuple(short) if config.mix == "within_class" else (),
     )
 
@@ -140,14 +132,14 @@ def make_digests(
     if config.label_epsilon is not None:
         answers = draw_randomised_labels(labels, classes, config.label_epsilon, source)
     digests = mix(inside, answers, classes.stop, config, generator)
-    guarantee = compute_guarantee(config, features[0].numel(), largest, float(digests.weights.max()))
+    guarantee = compute_guarantee(config, features[0].numel(), largest)
     noised = digests.features.reshape(-1)
     if config.protection == "gauss":
         add_noise(noised, guarantee.scale, source)
     else:
         add_laplace(noised, guarantee.scale, source)
     released = noised.view_as(digests.features)
-    whole = Digests(released, digests.labels, digests.groups, digests.weights, digests.short_classes)
+    whole = Digests(released, digests.labels, digests.groups, digests.short_classes)
     return whole, guarantee
 
 
@@ -164,14 +156,13 @@ def clean_features(features: Tensor) -> Tensor:
     return torch.where(finite.view(-1, *[1] * (features.ndim - 1)), features, 0.0).clamp(min=0)
 
 
-def compute_guarantee(
-    config: DigestConfig, length: int, largest: float, largest_weight: float
-) -> DigestGuarantee:
+def compute_guarantee(config: DigestConfig, length: int, largest: float) -> DigestGuarantee:
     """The noise that config asks for, and what it guarantees for one sample.
 
-    length: numbers in a digest. largest: bound of a feature. largest_weight: of a sample in its digest.
+    length: numbers in a digest. largest: bound of a feature.
     """
-    change = compute_digest_l1_sensitivity(length, largest, largest_weight)
+    weight = 1 / config.per_digest
+    change = compute_digest_l1_sensitivity(length, largest, weight)
     scale, honest, delta, if_public = 0.0, math.inf, 0.0, None
     if config.protection == "paper":
         assert config.epsilon is not None
@@ -183,9 +174,9 @@ def compute_guarantee(
         scale, honest = change / config.epsilon, config.epsilon
     elif config.protection == "gauss":
         assert config.epsilon is not None and config.norm is not None
-        sensitivity = compute_digest_l2_sensitivity(config.norm, largest_weight, non_negative=True)
-        scale = sensitivity * solve_gaussian_multiplier(config.epsilon, config.delta)
-        honest, delta = config.epsilon, config.delta
+        sensitivity = compute_digest_l2_sensitivity(config.norm, weight, non_negative=True)
+        scale = sensitivity * solve_gaussian_multiplier(config.epsilon, DELTA)
+        honest, delta = config.epsilon, DELTA
     return DigestGuarantee(scale, config.epsilon, honest, delta, if_public, config.label_epsilon or math.inf)
 
 
@@ -269,7 +260,7 @@ def build_digest_entries(
     assert config.epsilon is not None
     numbers: dict[str, Any] = {"mechanism": "stated", "epsilon": config.epsilon, "delta": 0.0}
     if config.protection == "gauss":
-        multiplier = solve_gaussian_multiplier(config.epsilon, config.delta)
+        multiplier = solve_gaussian_multiplier(config.epsilon, DELTA)
         numbers = {"mechanism": "gaussian", "noise_multiplier": multiplier, "sample_rate": 1.0, "steps": 1}
     entries = [Entry(**common, **numbers, note=note)]
     if config.label_epsilon is not None:

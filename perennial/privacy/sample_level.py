@@ -139,8 +139,7 @@ class PrivateGradient:
         sample alone. patients: (B,) int64, patient number of each sample; then the sum of a patient's
         gradients is clipped, and no block holds two patients. A parameter that already has a .grad keeps its
         memory, so a flat gradient vector stays one.
-        Raises PrivacyError on losses of another shape, or a model in evaluation mode, which Opacus does not
-        watch.
+        Raises PrivacyError on losses of another shape, or in evaluation mode, in which Opacus sees nothing.
         """
         if not self._model.training:
             raise PrivacyError("the model is in evaluation mode, in which Opacus sees no per-sample gradient")

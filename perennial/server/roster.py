@@ -75,8 +75,7 @@ class _WrongName(ProtocolError):
 class Roster:
     """The connected sites by name. note: called once for each node that the operator should know of.
 
-    record: the operator's file of nodes and names, read again for each new node; None: a node's own name is
-    believed.
+    record: the operator's file of nodes and names, read again for each new node; None: nodes name themselves.
     """
 
     def __init__(

@@ -39,6 +39,9 @@ from perennial.strategies.site_utility import (
 clock: Callable[[], float] = time.monotonic
 """Seconds, in which the cost of a valuation is stated."""
 
+SAMPLES = 200
+"""Held-out samples that measure a model's worth, as many of each class as of the others."""
+
 
 class Contribution(Wrapper):
     """Wraps a ring and measures the contribution of each site on held-out samples.
@@ -49,7 +52,6 @@ class Contribution(Wrapper):
 
     utility: the worth of an answer: the probability of the true class, or 1 if it is right. None:
     probability, or accuracy if the sites measure.
-    samples: number of held-out samples, as many of each class as of the others.
     every: value one of so many sweeps, drawn in secret.
     """
 
@@ -59,7 +61,6 @@ class Contribution(Wrapper):
         self,
         base: IncrementalStrategy,
         utility: Utility | None = None,
-        samples: int = 200,
         every: int = 1,
     ) -> None:
         super().__init__(base)
@@ -69,10 +70,8 @@ class Contribution(Wrapper):
                 f"base: found {type(base).__name__}; allowed: serial_ring, whose sites train one by one"
             )
         self.ring = ring
-        for name, found in {"samples": samples, "every": every}.items():
-            if found < 1:
-                raise ValueError(f"{name}: found {found}, allowed 1 and more")
-        self.samples = samples
+        if every < 1:
+            raise ValueError(f"every: found {every}, allowed 1 and more")
         self._asked_utility = utility
         self.utility: Utility = utility or "probability"
         self.every = every
@@ -145,7 +144,7 @@ class Contribution(Wrapper):
     def _judged(self, arrays: Arrays) -> Scores:
         if self.run.judge is None:
             raise ConfigError("strategy contribution: the server has no held-out samples to value models on")
-        return self.run.judge(arrays, self.samples)
+        return self.run.judge(arrays, SAMPLES)
 
     def _weigh(self, grid: Grid, request: RoundRequest, arrays: Arrays) -> Worth | None:
         start = clock()

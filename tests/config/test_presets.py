@@ -131,3 +131,12 @@ def test_words_of_other_libraries_are_answered_with_ours(setting: str, words: st
 def test_a_network_may_be_given_by_its_name() -> None:
     named = Experiment.of(**CONTENT | {"model": "mlp"})
     assert named == Experiment.of(**CONTENT | {"model": {"name": "mlp"}})
+
+
+def test_a_preset_of_which_a_written_learner_leaves_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(Experiment.of(**CONTENT).to_yaml())
+    with pytest.raises(ConfigError, match=r"learner\.preset: found replay with every key of a learner"):
+        load_experiment(path, ["learner.preset=replay"])
+    found = load_experiment(path, ["learner={preset: replay}"])
+    assert found == Experiment.of(**CONTENT | {"learner": {"preset": "replay"}})

@@ -10,7 +10,7 @@ from PIL import Image
 from torch.utils.data import TensorDataset
 
 from perennial import Source, run
-from perennial.foundation.errors import DataError
+from perennial.foundation.errors import ConfigError, DataError
 
 RNG = np.random.default_rng(5)
 PIXELS = RNG.integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
@@ -80,9 +80,25 @@ def test_a_dataset_is_run(tmp_path: Path) -> None:
         ([("a.png", 0)], "a sample is str 'a.png', allowed a PIL image"),
         ([(PIXELS[0] / 100.0, 0)], "found images of type float64 from"),
         ([], "without samples"),
+        (TensorDataset(torch.zeros(0, 3, 8, 8), torch.zeros(0)), "without samples"),
         (TensorDataset(torch.zeros(3, 2)), "a TensorDataset of 1 tensors, allowed 2"),
     ],
 )
 def test_anything_else_is_refused_with_what_was_found(dataset: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
         Source.of(dataset)
+
+
+def test_arrays_are_tensors_too_and_mistakes_in_them_are_named(tmp_path: Path) -> None:
+    x = torch.rand(4, 2, requires_grad=True)
+    Source.of(x, torch.tensor([0, 1, 0, 1])).write(tmp_path / "data.npz")
+    assert np.load(tmp_path / "data.npz")["x"].shape == (4, 2)
+    for missing in (None, float("nan")):
+        labels = np.array(["a", "b", missing, "a"], dtype=object)
+        with pytest.raises(DataError, match=f"y: found {missing}, allowed a name"):
+            Source.of(x, labels).write(tmp_path / "data.npz")
+    with pytest.raises(DataError, match=r"found sites \(did you mean 'site'\?\); allowed: x, y"):
+        Source.of(x, [0, 1, 0, 1], sites=[0, 0, 1, 1])
+    content: Any = {"model": "mlp", "tasks": {"count": 1, "rounds": 1}}
+    with pytest.raises(ConfigError, match=r"data: found tuple, allowed Source\.of"):
+        run(content, data=(x, [0, 1, 0, 1]), runs=tmp_path)  # pyright: ignore[reportArgumentType]

@@ -86,7 +86,6 @@ def test_the_way_of_three_hospitals_is_counted(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(control, "list_runs", lambda folder: runs)
     monkeypatch.setattr(control, "start_run", start_run)
     with QuickDeployment(SITES) as there:
-        monkeypatch.chdir(there.folder)
         assert type_all(there, started.append) <= MOST
         assert started[0] == "perennial deploy start federation" and len(started) == 4 and runs
         for name in SITES:
@@ -97,9 +96,8 @@ def test_the_way_of_three_hospitals_is_counted(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_way_of_three_hospitals_leads_to_a_finished_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_way_of_three_hospitals_leads_to_a_finished_run() -> None:
     with QuickDeployment(SITES) as there:
-        monkeypatch.chdir(there.folder)
         digit_folders(there.folder / "data", SITES, 100)
 
         def start(line: str) -> None:

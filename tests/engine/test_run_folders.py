@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from perennial import run
+from perennial import Source, run
 from perennial.cli.main import app
 from perennial.config.run import APP_ROOT
 from perennial.engine.run_folders import create_run_folder, has_finished_round
-from perennial.foundation.errors import PerennialError, StateError
+from perennial.foundation.errors import ConfigError, PerennialError, StateError
 from perennial.foundation.files import hold_folder
 
 QUICKSTART = APP_ROOT / "experiments" / "quickstart.yaml"
@@ -46,11 +46,12 @@ def test_a_run_at_work_and_other_peoples_files_stay(tmp_path: Path) -> None:
         ):
             pass
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("mine")
-    with pytest.raises(PerennialError), create_run_folder("mine", tmp_path) as folder:
-        (folder / "data.npz").write_text("")
-        raise PerennialError("refused")
-    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    (tmp_path / "mine" / "experiment.yaml").write_text("mine")
+    with create_run_folder("mine", tmp_path) as folder:
+        assert folder.name == "mine-2"
+    with pytest.raises(StateError, match="no run's"), create_run_folder("mine", tmp_path, True):
+        pass
+    assert (tmp_path / "mine" / "experiment.yaml").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -102,3 +103,45 @@ def test_a_refusal_leaves_nothing(tmp_path: Path) -> None:
     shutil.rmtree(runs / "refused-2")
     app([*command, "--overwrite"], standalone_mode=False)
     assert sorted(found.name for found in runs.iterdir()) == ["refused"]
+
+
+def test_an_overwritten_run_stays_until_the_new_one_has_begun(tmp_path: Path) -> None:
+    fill(tmp_path / "one", ROUND)
+    with pytest.raises(PerennialError), create_run_folder("one", tmp_path, overwrite=True):
+        raise PerennialError("refused")
+    assert has_finished_round(tmp_path / "one")
+    with pytest.raises(KeyboardInterrupt), create_run_folder("one", tmp_path, overwrite=True) as folder:
+        fill(folder, "")
+        raise KeyboardInterrupt
+    assert not has_finished_round(folder) and [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_runs_that_begin_at_the_same_time_get_different_folders(tmp_path: Path) -> None:
+    with create_run_folder("one", tmp_path) as first, create_run_folder("one", tmp_path) as second:
+        assert (first.name, second.name) == ("one", "one-2")
+        with pytest.raises(StateError, match="in use"), create_run_folder("one", tmp_path, overwrite=True):
+            pass
+
+
+def test_a_run_goes_on_in_its_own_folder_alone(tmp_path: Path) -> None:
+    for options in (["--name", "other"], ["--runs", str(tmp_path / "other")], ["--overwrite"]):
+        with pytest.raises(ConfigError, match=f"{options[0]}: found"):
+            app(["run", "--resume", str(tmp_path / "one"), *options], standalone_mode=False)
+    held: list[dict[str, Any]] = [
+        {"name": "other"},
+        {"runs": tmp_path / "other"},
+        {"overwrite": True},
+        {"data": Source.of([0], [0]), "experiment": {"model": "mlp"}},
+    ]
+    for said in held:
+        with pytest.raises(ConfigError, match=f"{next(iter(said))}: found"):
+            run(resume=tmp_path / "one", **said)
+    with pytest.raises(StateError, match="no run to resume"):
+        run(resume=tmp_path / "one", name="one", runs=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../one", "a/b", "/one", ".one"])
+def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="--name: found"), create_run_folder(name, tmp_path / "runs"):
+        pass
+    assert not [*tmp_path.iterdir()]

@@ -1,18 +1,30 @@
 """Several seeds and settings: what is read before the first run, the table, and going on after a stop."""
 
+import io
 import json
 import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
+from perennial import FedAvg
 from perennial.cli.main import app
 from perennial.config.run import APP_ROOT
 from perennial.engine import sweeps
-from perennial.engine.sweeps import Sweep, mean_and_half, parse_seeds, parse_sweep, plan_sweep, run_sweep
-from perennial.foundation.errors import ConfigError
+from perennial.engine.sweeps import (
+    FONT,
+    Sweep,
+    mean_and_half,
+    parse_seeds,
+    parse_sweep,
+    plan_sweep,
+    run_sweep,
+)
+from perennial.foundation.errors import ConfigError, PerennialError, StateError
 
 QUICKSTART = APP_ROOT / "experiments" / "quickstart.yaml"
 SMALL = {
@@ -30,8 +42,10 @@ def test_seeds(text: Any, found: list[int]) -> None:
     assert parse_seeds(text) == found
 
 
-@pytest.mark.parametrize("text", ["", "a", "1:", "3:1", "1,1", "1:5:2", "-1", "1:100000"])
-def test_seeds_that_are_none_are_named(text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "a", "1:", "3:1", "1,1", "1:5:2", "-1", "1:100000", 2, [1.5], ["a"], [-1], []]
+)
+def test_seeds_that_are_none_are_named(text: Any) -> None:
     with pytest.raises(ConfigError, match="--seeds: found"):
         parse_seeds(text)
 
@@ -42,6 +56,8 @@ def test_values_of_a_sweep_may_hold_commas_in_brackets() -> None:
         ["{name: fedprox, mu: 0.1}", "fedavg"],
     )
     assert parse_sweep("data.image_size=[8, 8],[16, 16]")[1] == ["[8, 8]", "[16, 16]"]
+    nested = "{name: target, base: {name: fedavg, x: 1}}"
+    assert parse_sweep(f"strategy={nested},fedavg")[1] == [nested, "fedavg"]
     for wrong in ("strategy", "strategy=", "strategy=a,,b", "=a", "strategy=a,a"):
         with pytest.raises(ConfigError, match="--sweep: found"):
             parse_sweep(wrong)
@@ -50,7 +66,42 @@ def test_values_of_a_sweep_may_hold_commas_in_brackets() -> None:
 def test_every_setting_is_read_before_the_first_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"learner\.optimizer\.momentum: found 0\.9; strategy scaffold"):
         run_sweep(QUICKSTART, seeds="1:2", sweep=["strategy=fedavg,scaffold"], runs=tmp_path)
+    with pytest.raises(ConfigError, match="did you mean 'fedprox'"):
+        run_sweep(SMALL, sweep={"strategy": ["fedavg", "fedprx"]}, runs=tmp_path)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "named"),
+    [
+        ({"strategy": "fedavg"}, "sweep: strategy: found 'fedavg', allowed a list"),
+        ({"strategy": []}, "sweep: strategy: found"),
+        ({"strategy": [FedAvg]}, "sweep: strategy: .*values that a file can hold"),
+        ({"seed": [1, 2]}, "--sweep: found seed; allowed: --seeds"),
+        ("seed=1,2", "--sweep: found seed"),
+    ],
+)
+def test_a_sweep_that_is_none_is_named(tmp_path: Path, sweep: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        run_sweep(SMALL, sweep=sweep, runs=tmp_path)
+
+
+def test_what_single_runs_take_sweeps_take_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[Any] = []
+    monkeypatch.setattr(sweeps, "_run_all", lambda path, found, *_: planned.extend(found))
+    monkeypatch.setattr(sweeps, "_collect", lambda *_: None)
+    run_sweep({key: value for key, value in SMALL.items() if key != "name"}, runs=tmp_path)
+    run_sweep("quickstart", runs=tmp_path)
+    run_sweep({**SMALL, "seed": 7}, runs=tmp_path)
+    run_sweep(SMALL, overrides=["seed=8"], runs=tmp_path)
+    assert [each.folder.name for each in planned] == [
+        "experiment-s1",
+        "quickstart-s1",
+        "small-s7",
+        "small-s8",
+    ]
+    with pytest.raises(ConfigError, match="--set: found seed with --seeds"):
+        run_sweep(SMALL, seeds="1:2", overrides=["seed=8"], runs=tmp_path)
 
 
 def test_a_folder_with_a_run_of_other_settings_is_refused(tmp_path: Path) -> None:
@@ -65,6 +116,7 @@ def test_a_folder_with_a_run_of_other_settings_is_refused(tmp_path: Path) -> Non
     (folder / "experiment.yaml").write_text(planned[1].experiment.to_yaml())
     with pytest.raises(ConfigError, match="quickstart-1-s1: holds a run of other settings"):
         plan_sweep(QUICKSTART, [1], axes, [], "", tmp_path)
+    plan_sweep(QUICKSTART, [1], axes, [], "", tmp_path, overwrite=True)
 
 
 def test_the_interval_is_that_of_student() -> None:
@@ -75,7 +127,7 @@ def test_the_interval_is_that_of_student() -> None:
     assert half == pytest.approx(4.302653 * statistics.stdev(values) / 3**0.5, rel=1e-5)
 
 
-def test_the_table_as_text_csv_and_latex(tmp_path: Path) -> None:
+def test_the_table_as_text_csv_latex_and_png(tmp_path: Path) -> None:
     def summary(accuracy: float) -> dict[str, Any]:
         return {
             "final_accuracy": accuracy,
@@ -92,6 +144,12 @@ def test_the_table_as_text_csv_and_latex(tmp_path: Path) -> None:
     assert "85.0 ± 63.5" in lines[2] and lines[2].endswith("-") and "70.0 " in lines[3]
     assert "a_b=1,final accuracy,2,85.0000,63.5310" in table.to_csv()
     assert r"a\_b=1 & 2 & 85.0 $\pm$ 63.5 & 90.0 $\pm$ 0.0 & - \\" in table.to_latex()
+    pixels = np.asarray(Image.open(io.BytesIO(table.to_png())))
+    inked = [*np.flatnonzero((pixels < 128).any(axis=1))]
+    for middle in range(2 * FONT, 10 * FONT, 2 * FONT):
+        assert middle in inked, "head, two rows and the note"
+    assert inked[0] > FONT and inked[-1] < 9 * FONT
+    assert not (pixels[:, [0, -1]] < 255).any(), "nothing is cut off"
 
 
 def test_options_of_a_single_run_are_refused(tmp_path: Path) -> None:
@@ -114,7 +172,10 @@ def test_a_sweep_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytes
 
             future: Future[Any] = Future()
             made.append(Path(arguments[2]).name)
-            future.set_result(function(*arguments))
+            try:
+                future.set_result(function(*arguments))
+            except PerennialError as error:
+                future.set_exception(error)
             return future
 
     monkeypatch.setattr(sweeps, "ProcessPoolExecutor", Here)
@@ -125,6 +186,11 @@ def test_a_sweep_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytes
     assert made[2:] == ["small-fedavg-s2", "small-uniform_mean-s2"]
     assert both.rows["strategy=fedavg"][1] == first.rows["strategy=fedavg"][1]
     assert {path.name for path in both.folder.iterdir()} == {*sweeps.TABLES}
+    (tmp_path / "small-s1").mkdir()
+    (tmp_path / "small-s1" / "notes.txt").write_text("mine")
+    with pytest.raises(StateError, match="holds files that are no run's"):
+        run_sweep(SMALL, seeds=[1], runs=tmp_path)
+    assert (tmp_path / "small-s1" / "notes.txt").exists()
 
 
 @pytest.mark.slow

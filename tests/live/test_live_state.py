@@ -12,7 +12,7 @@ from perennial.live import tail as module
 from perennial.live.diagnosis import of_run
 from perennial.live.operator import OperatorPages, Spending, draw_accuracy, tell_story
 from perennial.live.run_state import RoundPoint, RunState
-from perennial.live.tail import Tail, clean_text
+from perennial.live.tail import Tail, clean_value
 from perennial.server.control import ALIVE
 from tests.live_pages import GoingOn, going_on, room_for
 from tests.run_folders import HOSTILE
@@ -66,9 +66,9 @@ def test_a_pipe_or_a_link_in_place_of_the_journal_is_not_read(tmp_path: Path) ->
 
 
 def test_text_of_others_is_cut_and_turns_nothing_around() -> None:
-    assert clean_text("a\x1b[31m\u202eb\n", 80) == "a\ufffd[31m\ufffdb\ufffd"
-    assert len(clean_text("x" * 10_000)) == 401
-    assert clean_text("Köln Süd") == "Köln Süd"
+    assert clean_value("a\x1b[31m\u202eb\n", 80) == "a\ufffd[31m\ufffdb\ufffd"
+    assert len(clean_value("x" * 10_000)) == 401
+    assert clean_value("Köln Süd") == "Köln Süd"
 
 
 def test_a_round_is_followed_from_its_first_request_to_its_end(tmp_path: Path) -> None:

@@ -95,30 +95,32 @@ def test_laplace_noise_has_its_scale() -> None:
 
 def test_the_published_noise_and_what_it_is_worth() -> None:
     config = DigestConfig(protection="paper", epsilon=0.005, largest=1.0)
-    guarantee = compute_guarantee(config, length=256, largest=1.0, largest_weight=0.25)
+    guarantee = compute_guarantee(config, length=256, largest=1.0)
     assert guarantee.scale == pytest.approx(0.01)
     assert guarantee.nominal == 0.005
     assert guarantee.epsilon == pytest.approx(6400)
-    assert compute_guarantee(config, 1, 1.0, 0.25).epsilon == pytest.approx(25)
-    assert compute_guarantee(config, 256, 1.0, 1.0).epsilon == pytest.approx(25600)
+    assert compute_guarantee(config, 1, 1.0).epsilon == pytest.approx(25)
+    assert compute_guarantee(config.model_copy(update={"per_digest": 1}), 256, 1.0).epsilon == pytest.approx(
+        25600
+    )
     # a scale that is taken from the data has no guarantee at all
     private = DigestConfig(protection="paper", epsilon=0.005)
-    guarantee = compute_guarantee(private, 256, 3.7, 0.25)
+    guarantee = compute_guarantee(private, 256, 3.7)
     assert guarantee.epsilon == math.inf
     assert guarantee.if_public == pytest.approx(6400)
 
 
 def test_honest_noise_is_sized_by_what_one_sample_changes() -> None:
     laplace = DigestConfig(protection="laplace", epsilon=8, largest=1.0)
-    assert compute_guarantee(laplace, 256, 1.0, 0.25) == DigestGuarantee(8.0, 8, 8, 0.0, None, math.inf)
+    assert compute_guarantee(laplace, 256, 1.0) == DigestGuarantee(8.0, 8, 8, 0.0, None, math.inf)
     gauss = DigestConfig(protection="gauss", epsilon=8, norm=1.0)
-    guarantee = compute_guarantee(gauss, 256, 1.0, 0.25)
+    guarantee = compute_guarantee(gauss, 256, 1.0)
     assert guarantee.scale == pytest.approx(math.sqrt(2) / 4 * 0.600, abs=0.001)
     assert (guarantee.epsilon, guarantee.delta) == (8, 1e-5)
 
 
 def test_gauss_cuts_every_sample_to_the_norm_first() -> None:
-    quiet = DigestConfig(protection="gauss", epsilon=1e5, norm=0.5, per_digest=1, delta=0.5)
+    quiet = DigestConfig(protection="gauss", epsilon=1e5, norm=0.5, per_digest=1)
     digests, _ = made(quiet)
     assert torch.linalg.vector_norm(digests.features.flatten(1), dim=1) == pytest.approx(
         torch.full((N,), 0.5), abs=0.05
@@ -157,9 +159,6 @@ def test_too_few_samples_are_refused_and_impossible_features_count_as_zero() -> 
     ("block", "reason"),
     [
         ({"per_digest": 0}, "greater than or equal to 1"),
-        ({"per_digest": 2, "weights": (1.5, -0.5)}, "greater than or equal to 0"),
-        ({"per_digest": 2, "weights": (0.5, 0.4)}, "sum to 1"),
-        ({"per_digest": 4, "weights": (0.5, 0.5)}, "4 numbers"),
         ({"protection": "laplace", "epsilon": 0, "largest": 1}, "greater than 0"),
         ({"protection": "laplace", "epsilon": 1, "largest": 0}, "greater than 0"),
         ({"protection": "laplace", "epsilon": 1, "largest": math.inf}, "finite"),

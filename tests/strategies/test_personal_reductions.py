@@ -24,8 +24,8 @@ def same_models(one: Run, other: Run) -> bool:
 
 
 def test_one_cluster_found_by_vectors_is_fedper(tmp_path: Path) -> None:
-    fedper = run(tmp_path / "fedper", strategy={"name": "fedper", "global_rounds": 1})
-    one = run(tmp_path / "one", strategy={"clusters": 1})
+    fedper = run(tmp_path / "fedper", strategy="fedper")
+    one = run(tmp_path / "one", strategy={"clusters": 1, "global_rounds": 0})
     assert same_models(fedper, one)
     assert not any(read_kind(message.content) == "SparsityReply" for message in fedper.sent)
 

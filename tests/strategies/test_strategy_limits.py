@@ -37,7 +37,6 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("clustered_personalisation", "layers", [1], [0]),
     ("clustered_personalisation", "clusters", [1, "auto"], [0]),
     ("clustered_personalisation", "sparsity_epsilon", [1e-6], [0.0, -1.0]),
-    ("contribution", "samples", [1], [0]),
     ("contribution", "every", [1], [0]),
     ("digest_synthesis", "server_epochs", [0, 1], [-1]),
     ("digest_synthesis", "server_lr", [1e-9], [0.0, math.inf]),
@@ -50,7 +49,6 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("scaffold", "server_lr", [1e-9], [0.0, math.nan]),
     ("serial_ring", "segments", [1], [0]),
     ("serial_ring", "init_noise_std", [0.0], [-0.1]),
-    ("target", "samples", [2], [1]),
     ("target", "steps", [1], [0]),
     ("target", "distillation", [1e-9], [0.0]),
 ]

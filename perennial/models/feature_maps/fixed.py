@@ -196,8 +196,7 @@ def build_fixed_features(
 ) -> FixedFeatures:
     """Build the fixed feature maps of an experiment.
 
-    constants: mean and std of the inputs. with_weights: False leaves weights to be filled in from a saved
-    model.
+    constants: mean and std of the inputs. with_weights: False: a saved model fills them in later.
     Raises ConfigError naming the key when a map cannot read such inputs.
     """
     maps: list[nn.Module] = []

@@ -147,8 +147,8 @@ class Comparison:
 def compare(run_folders: Sequence[Path]) -> Comparison:
     """Compare finished runs.
 
-    Raises StateError when there are no runs, one is missing or damaged, or two share experiment, settings and
-    seed.
+    Raises StateError when there are no runs, one is missing or damaged, or two are alike in experiment,
+    settings and seed.
     """
     rows = _build_rows([read_run(folder) for folder in run_folders])
     differences, unlike = [], []

@@ -62,7 +62,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class AutomaticHead(HeadSettings):
-    """The settings of `head: auto`. A shrinkage is a candidate's number. widths, names: of the maps."""
+    """The settings of `head: auto`. A choice is a candidate's number. widths, names: of the maps."""
 
     widths: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
@@ -81,7 +81,6 @@ class AutomaticHead(HeadSettings):
         """
         found = replace(self, widths=tuple(widths), names=tuple(names), rows=rows, tried=[])
         found = replace(found, fillers=frozenset(fillers))
-        found = replace(found, shrinkages=tuple(map(float, range(len(found.candidates)))))
         if len(widths) > MOST_MAPS:
             raise ConfigError(
                 f"model.features: found {len(widths)} maps, of which head auto would compare more than "
@@ -97,9 +96,9 @@ class AutomaticHead(HeadSettings):
         kinds = OF_ROWS if self.rows else KINDS
         return [Candidate(maps, kind, value) for maps in sets for kind in kinds for value in kinds[kind]]
 
-    def solved(self, sums: Sums, shrinkage: float) -> LinearHead:
-        """Solve candidate number `shrinkage`; its weights on features that it does not see are 0."""
-        candidate = self.candidates[int(shrinkage)]
+    def solved(self, sums: Sums, choice: float) -> LinearHead:
+        """Solve the chosen candidate; its weights on features that it does not see are 0."""
+        candidate = self.candidates[int(choice)]
         places = self._select_places(sums, candidate.maps)
         solvers = {"gaussian": solve_gaussian, "ridge": _solve_ridge, "ridge, classes alike": _solve_alike}
         seen = sums.of_features(places)
@@ -108,12 +107,12 @@ class AutomaticHead(HeadSettings):
         weight[:, places] = head.weight
         return LinearHead(weight, head.bias)
 
-    def judge(self, shrinkage: float | None) -> Judge:
+    def judge(self, choice: float | None) -> Judge:
         """The ridge head of the maps that the chosen candidate sees."""
-        if shrinkage is None or not self.widths:
+        if choice is None or not self.widths:
             return Judge()
         # standardised, a column that is rare at the others outweighs all of them at a site that has it
-        return Judge(locate_maps(self.widths, self.candidates[int(shrinkage)].maps))
+        return Judge(locate_maps(self.widths, self.candidates[int(choice)].maps))
 
     def _select_places(self, sums: Sums, maps: tuple[int, ...]) -> Tensor:
         """Indices of these maps' features; of rows without fillers and what is the same in every record.
@@ -187,7 +186,7 @@ class AutomaticHead(HeadSettings):
         return sorted(ranked, key=lambda each: each[1] != front)
 
     def chosen(self, asking: StatisticsRound, sums: Sums) -> float:
-        """The number of the candidate that validation samples prefer. Raises as ranked() does."""
+        """The number of the candidate that validation samples prefer. Raises as rank_heads() does."""
         return float(self.rank_heads(asking, sums)[0][1])
 
     def rank_heads(self, asking: StatisticsRound, sums: Sums) -> list[tuple[float, int]]:

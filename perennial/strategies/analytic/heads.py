@@ -100,15 +100,15 @@ class HeadSettings:
             return solve_noised_gaussian(sums)
         return solve_ridge(sums.prepare_for_ridge(), float(self.shrinkage))
 
-    def solved(self, sums: Sums, shrinkage: float) -> LinearHead:
-        """Solve the head of these sums with this shrinkage."""
+    def solved(self, sums: Sums, choice: float) -> LinearHead:
+        """Solve the head of these sums. choice: as chosen() returns it."""
         if self.head == "gaussian":
-            return solve_gaussian(sums, shrinkage)
-        return solve_ridge(sums, shrinkage, self.standardise)
+            return solve_gaussian(sums, choice)
+        return solve_ridge(sums, choice, self.standardise)
 
-    def judge(self, shrinkage: float | None) -> Judge:
-        """The ridge head by which sites judge each other. shrinkage: of the run's head; None: it has none."""
-        return Judge() if self.head != "ridge" or self.standardise else Judge(None, shrinkage)
+    def judge(self, choice: float | None) -> Judge:
+        """The ridge head by which sites judge each other. choice: of the run's head; None: it has none."""
+        return Judge() if self.head != "ridge" or self.standardise else Judge(None, choice)
 
     def choose_without_asking(self, sums: Sums) -> float:
         """The given shrinkage, or the one by gcv. Raises ConfigError if validation samples should choose."""
@@ -123,6 +123,7 @@ class HeadSettings:
     def chosen(self, asking: StatisticsRound, sums: Sums) -> float:
         """The given shrinkage, or the best of several by gcv or by validation samples; of equals the largest.
 
+        With head auto, the number of a candidate, which has a shrinkage of its own.
         Raises DataError if validation samples should choose and no site has any.
         """
         if self.shrinkage != "validation":

@@ -71,7 +71,7 @@ class Analytic(IncrementalStrategy):
         self.maps = MapChoice()
         self._balanced = BalancedSums()
         self.cross_site: dict[str, Any] = {}
-        self.chosen: dict[int, float] = {}  # task -> shrinkage of its head
+        self.chosen: dict[int, float] = {}  # task -> what settings.chosen() said of its head
         self._facts: list[dict[str, str]] = []
         self._parts: tuple[list[int], list[str]] = ([], [])
         self.withdrawn: dict[str, dict[str, Any]] = {}
@@ -338,8 +338,8 @@ class Analytic(IncrementalStrategy):
         else:
             sums = combine_sums(plain, self.bounds, known)
         sums = sums.move_to(self.run.device)
-        self.chosen[task] = shrinkage = self.settings.chosen(asking, sums)
-        asking.outcome.details["shrinkage"] = shrinkage
+        self.chosen[task] = choice = self.settings.chosen(asking, sums)
+        asking.outcome.details["shrinkage"] = choice  # the name that files of earlier versions have
         if self.head == "auto":
             asking.outcome.details["tried"] = self.settings.tried
-        return self.settings.solved(sums, shrinkage)
+        return self.settings.solved(sums, choice)

@@ -48,8 +48,7 @@ def keep_personal_head(
     """Make a site's personal model in `folder` from the federated one; what it is worth on its own patients.
 
     classes: of the model, by label. experiment: as JSON. Validation records choose, test records judge;
-    neither was in the sums. Returns None, and keeps no model, where the site has records of fewer than two
-    classes.
+    neither was in the sums. Returns None, and keeps no model, for records of fewer than two classes.
     """
     backbone = model.backbone
     assert isinstance(backbone, FixedFeatures)

@@ -300,22 +300,17 @@ class ClusteredPersonalisation(Wrapper):
 class FedPer(ClusteredPersonalisation):
     """FedPer: shared layers are averaged over all sites by samples; personal ones are the sites' own.
 
-    Arivazhagan et al. 2019 (arXiv 1912.00818). global_rounds: of plain averaging before that, where FedPer is
-    compared with methods that begin with a global model.
+    Arivazhagan et al. 2019 (arXiv 1912.00818).
     """
 
     asks = ASKS["fedper"]
 
-    def __init__(
-        self,
-        personal: tuple[str, ...] = ("head",),
-        global_rounds: int | list[int] = 0,
-    ) -> None:
+    def __init__(self, personal: tuple[str, ...] = ("head",)) -> None:
         if not personal:
             raise ValueError("personal: found no layer, which is FedAvg; allowed: at least one")
         super().__init__(
             FedAvg(),
-            global_rounds,
+            0,
             clusters=1,
             grouping="random",
             personal=personal,

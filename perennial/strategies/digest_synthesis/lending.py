@@ -215,9 +215,8 @@ def build_digest_block(
 
 def compute_published_guarantee(config: DigestConfig, length: int) -> DigestGuarantee:
     """The privacy guarantee of digests of `length` numbers, from the experiment's settings alone."""
-    largest = max(config.weights) if config.weights else 1 / config.per_digest
     # the published scale is a share of the bound, so the bound itself does not matter to its epsilon
-    return compute_guarantee(config, length, config.largest or 1.0, largest)
+    return compute_guarantee(config, length, config.largest or 1.0)
 
 
 def _round_epsilon(epsilon: float) -> float | str:

@@ -163,15 +163,8 @@ PURE = 1 - 1e-6
 
 
 def spread_factor(config: DigestConfig) -> float:
-    """1 / sqrt(sum_j w_j^2): how much further from their class's mean samples lie than digests.
-
-    sqrt(S) for equal weights.
-    """
-    if config.weights is not None:
-        squares = sum(weight * weight for weight in config.weights)
-    else:
-        squares = 1 / config.per_digest
-    return squares**-0.5
+    """sqrt(S): how much further from their class's mean samples lie than digests."""
+    return (1 / config.per_digest) ** -0.5
 
 
 def spread(features: Tensor, labels: Tensor, factor: float) -> Tensor:

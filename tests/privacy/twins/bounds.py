@@ -159,7 +159,7 @@ def _of_digests(first: Mapping[str, Any], second: Mapping[str, Any], experiment:
     assert digests is not None
     if first[name].shape != second[name].shape:
         return None
-    weight = 1 / digests.per_digest if digests.weights is None else max(digests.weights)
+    weight = 1 / digests.per_digest
     apart = first[name].astype(np.float64) - second[name]
     if digests.protection == "gauss":
         assert digests.norm is not None
