@@ -178,7 +178,9 @@ def test_a_sweep_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytes
     both = run_sweep(SMALL, seeds=[1, 2], **call)
     assert made[2:] == ["small-fedavg-s2", "small-uniform_mean-s2"]
     assert both.rows["strategy=fedavg"][1] == first.rows["strategy=fedavg"][1]
-    assert {path.name for path in both.folder.iterdir()} == {f"table.{ending}" for ending in ("txt", "csv", "tex", "png")}
+    assert {path.name for path in both.folder.iterdir()} == {
+        f"table.{ending}" for ending in ("txt", "csv", "tex", "png")
+    }
     (tmp_path / "small-s1").mkdir()
     (tmp_path / "small-s1" / "notes.txt").write_text("mine")
     with pytest.raises(StateError, match="holds files that are no run's"):
