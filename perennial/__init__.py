@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from perennial.config.strategies import Asks
     from perennial.data.samples import Samples, Source
     from perennial.engine.callbacks import Callback
-    from perennial.engine.sweeps import Sweep, run_sweep
+    from perennial.engine.sweep_table import Sweep
+    from perennial.engine.sweeps import run_sweep
     from perennial.foundation.errors import PerennialError
     from perennial.learning.losses import Batch, Loss
     from perennial.learning.site_method import LocalTurn, SiteMethod
@@ -36,7 +37,7 @@ _NAMES = {
     "run": "perennial.library",
     "load_run": "perennial.library",
     "run_sweep": "perennial.engine.sweeps",
-    "Sweep": "perennial.engine.sweeps",
+    "Sweep": "perennial.engine.sweep_table",
     "Run": "perennial.library",
     "Model": "perennial.library",
     "Prediction": "perennial.library",

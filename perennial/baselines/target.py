@@ -25,8 +25,6 @@ from perennial.strategies.round.request import Arrays, TaskStart, Traits, add_pr
 MADE = "rehearsal"
 """Prefix of the made inputs among the tensors of a request."""
 DISTILLATION, TEMPERATURE = 10.0, 2.0
-SAMPLES = 256
-"""Inputs that are made before each task after the first."""
 
 
 @dataclass(frozen=True)
@@ -95,17 +93,24 @@ class TargetSite(SiteMethod):
 class Target(FedAvg):
     """FedAvg whose sites also distil the old model on made-up inputs.
 
-    steps: of the generator that makes inputs. distillation: its weight at the sites. Made-up inputs are a
-    function of a model that every site has seen; they travel to the sites in every round.
+    samples: how many inputs are made before each task after the first. steps: of the generator that makes
+    them. distillation: its weight at the sites. Made-up inputs are
+    a function of a model that every site has seen; they travel to the sites in every round.
     """
 
     traits = Traits(requires="the server's model, and distillation on made inputs at the sites")
 
-    def __init__(self, steps: int = 200, distillation: float = DISTILLATION, **flower: Any) -> None:
+    def __init__(
+        self,
+        samples: int = 256,
+        steps: int = 200,
+        distillation: float = DISTILLATION,
+        **flower: Any,
+    ) -> None:
         super().__init__(**flower)
-        if steps < 1 or not distillation > 0:
-            raise ValueError("allowed steps from 1, distillation above 0")
-        self.steps, self.distillation = steps, distillation
+        if samples < 2 or steps < 1 or not distillation > 0:
+            raise ValueError("allowed samples from 2, steps from 1, distillation above 0")
+        self.samples, self.steps, self.distillation = samples, steps, distillation
         self.made: dict[str, Tensor] = {}
         self._whole: Target | None = None
 
@@ -124,7 +129,7 @@ class Target(FedAvg):
             self.run.load(task.reference),
             task.new_classes.start,
             self.run.input_shape,
-            SAMPLES,
+            self.samples,
             self.run.experiment.seed,
             task.task,
             self.steps,

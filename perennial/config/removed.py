@@ -104,7 +104,6 @@ STRATEGIES: dict[tuple[str, str], Removed] = {
     ("target", "temperature"): Removed(2.0, "The value is 2."),
     ("contribution", "held_out"): Removed(None, "The server's samples judge, or else the sites'."),
     ("contribution", "samples"): Removed(200, "The value is 200."),
-    ("target", "samples"): Removed(256, "The value is 256."),
     ("fedper", "global_rounds"): Removed(0, "Use clustered_personalisation with `clusters: 1`."),
     ("analytic", "criterion"): Removed("balanced", "Validation samples judge by the mean over classes."),
 }

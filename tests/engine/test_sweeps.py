@@ -15,15 +15,8 @@ from perennial import FedAvg
 from perennial.cli.main import app
 from perennial.config.run import APP_ROOT
 from perennial.engine import sweeps
-from perennial.engine.sweeps import (
-    FONT,
-    Sweep,
-    mean_and_half,
-    parse_seeds,
-    parse_sweep,
-    plan_sweep,
-    run_sweep,
-)
+from perennial.engine.sweep_table import FONT, Sweep, mean_and_half
+from perennial.engine.sweeps import parse_seeds, parse_sweep, plan_sweep, run_sweep
 from perennial.foundation.errors import ConfigError, PerennialError, StateError
 
 QUICKSTART = APP_ROOT / "experiments" / "quickstart.yaml"
@@ -185,7 +178,9 @@ def test_a_sweep_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytes
     both = run_sweep(SMALL, seeds=[1, 2], **call)
     assert made[2:] == ["small-fedavg-s2", "small-uniform_mean-s2"]
     assert both.rows["strategy=fedavg"][1] == first.rows["strategy=fedavg"][1]
-    assert {path.name for path in both.folder.iterdir()} == {*sweeps.TABLES}
+    assert {path.name for path in both.folder.iterdir()} == {
+        f"table.{ending}" for ending in ("txt", "csv", "tex", "png")
+    }
     (tmp_path / "small-s1").mkdir()
     (tmp_path / "small-s1" / "notes.txt").write_text("mine")
     with pytest.raises(StateError, match="holds files that are no run's"):

@@ -193,7 +193,7 @@ def test_state_survives_a_restart(strategy: IncrementalStrategy, tmp_path: Path)
 
 
 def test_running_statistics_are_averaged_and_never_extrapolated() -> None:
-    for strategy in (FedDyn(alpha=0.1), AdaBest(), FedNova(), Scaffold()):
+    for strategy in (FedDyn(alpha=0.1), AdaBest(), FedNova(), Scaffold(server_lr=3.0)):
         round_ = begun(strategy, {"bn.weight": torch.ones(2), "bn.running_var": torch.ones(2)})
         for site, steps in (("a", 1), ("b", 9)):
             update = {"bn.weight": torch.ones(2), "bn.running_var": torch.full((2,), -0.9)}

@@ -49,6 +49,7 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("scaffold", "server_lr", [1e-9], [0.0, math.nan]),
     ("serial_ring", "segments", [1], [0]),
     ("serial_ring", "init_noise_std", [0.0], [-0.1]),
+    ("target", "samples", [2], [1]),
     ("target", "steps", [1], [0]),
     ("target", "distillation", [1e-9], [0.0]),
 ]
