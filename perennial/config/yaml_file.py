@@ -237,9 +237,13 @@ def _copy_deeply(value: Any) -> Any:
     return {key: _copy_deeply(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
+UNION = ("function-", "lax-or", "json-or", "constrained-", "tuple[", "literal[")
+"""First letters of the parts of a place that pydantic adds for the members of a union."""
+
+
 def _explain(model: type[BaseModel], fault: Any) -> str:
     """One sentence for one pydantic fault."""
-    location = [part for part in fault["loc"] if not str(part).startswith(("function-", "lax-or", "json-or"))]
+    location = [part for part in fault["loc"] if not str(part).startswith(UNION)]
     key = clean_text(".".join(str(part) for part in location)) or "the file"
     found = fault.get("input")
     if fault["type"] == "extra_forbidden":

@@ -133,6 +133,7 @@ def build_site_contexts(sites: int, run_config: dict[str, Any]) -> dict[int, Con
 
 def give_number(message: Message, number: str) -> Message:
     """Give a message its id, as the SuperLink does, and return it."""
+    # Metadata has no public way: its constructor is "for internal use only"
     message.metadata.__dict__["_message_id"] = number
     return message
 
@@ -142,7 +143,7 @@ def set_task_identity() -> None:
 
     Flower's own runtimes set it too, and this engine is a runtime: strategies of Flower build messages in it.
     """
-    # the one private name of Flower (tests/repository/test_flower_names.py); there is no public way
+    # the one private module of Flower (tests/repository/test_flower_names.py); there is no public way
     from flwr.supercore.task_identity import TaskIdentity
 
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0

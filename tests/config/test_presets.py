@@ -114,6 +114,7 @@ def test_check_takes_settings_and_says_what_differs(
         ("data.source=cifar10", "for this one, torchvision with dataset: cifar10"),
         ("privacy.epsilon=2", "here: privacy.noise_multiplier, from which epsilon follows"),
         ("learner.lr=0.1", r"unknown key 'learner\.lr' \(it belongs to learner\.optimizer\)"),
+        ("tasks.rounds=0", r"tasks\.rounds: found 0; input should be greater than 0"),
         ("model=3", "model: found 3; allowed a block of keys"),
         ("model=smal_cnn", r"model\.name: found 'smal_cnn'.*\(did you mean 'small_cnn'\?\)"),
         ("strategy=fedproxx", r"strategy\.name: found 'fedproxx' \(did you mean 'fedprox'\?\)"),
