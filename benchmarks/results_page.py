@@ -61,7 +61,7 @@ or on seeds of the tables that show them, and still stand:
 
 Runs of averaging, and of methods above it, were once made with `bounds: {norm_multiple: 3}`, which was the
 default then and is off now. They are made again without it, but for those of these tables: `analytic_digits`,
-`feddig_samples_digits`, `feddig_stopping_digits`, `own_data`, `pp_fcil_bayesian_digits`,
+`feddig_samples_digits`, `own_data`, `pp_fcil_bayesian_digits`,
 `pp_fcil_tasks_digits`, `pp_fcil_variants_digits`, `tricon_sf_detection` and `tricon_sf_ham10000`. Bounds never
 applied to sums of the analytic classifier, to masked updates, or where the server adds noise. Records of
 programs that are gone ([PROGRAMS.md](PROGRAMS.md)) stand as they were.
