@@ -114,14 +114,15 @@ def _is_free(folder: Path) -> bool:
 
 
 def _set_aside(folder: Path) -> Path | None:
-    """Rename a run's folder; None where there is none. Raises StateError where it may not be overwritten."""
+    """Where the run now lies that gives way; None: there is none. Raises StateError where it must stay."""
     if is_held(folder):
         raise StateError(f"{folder}: in use by another process; wait for it to end, or choose another name")
+    earlier = folder.with_name(f".{folder.name}.earlier")
     if not os.path.lexists(folder) or _is_free(folder):
-        return None
+        # one that a killed process had set aside goes back, should this run be refused
+        return earlier if earlier.is_dir() else None
     if not _is_run(folder):
         raise StateError(f"{folder}: holds files that are no run's; choose another name")
-    earlier = folder.with_name(f".{folder.name}.earlier")
     shutil.rmtree(earlier, ignore_errors=True)
     return folder.rename(earlier)
 

@@ -116,6 +116,13 @@ def test_an_overwritten_run_stays_until_the_new_one_has_begun(tmp_path: Path) ->
     assert not has_finished_round(folder) and [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
+def test_a_run_that_a_killed_process_set_aside_comes_back_after_a_refusal(tmp_path: Path) -> None:
+    fill(tmp_path / ".one.earlier", ROUND)
+    with pytest.raises(PerennialError), create_run_folder("one", tmp_path, overwrite=True):
+        raise PerennialError("refused")
+    assert [path.name for path in tmp_path.iterdir()] == ["one"] and has_finished_round(tmp_path / "one")
+
+
 def test_runs_that_begin_at_the_same_time_get_different_folders(tmp_path: Path) -> None:
     with create_run_folder("one", tmp_path) as first, create_run_folder("one", tmp_path) as second:
         assert (first.name, second.name) == ("one", "one-2")

@@ -62,8 +62,7 @@ def compared(
 ) -> list[Difference]:
     """Every difference between two copies.
 
-    replaced: whether a record was replaced, and not added. regrouped: whether a task has another number of
-    records.
+    replaced: whether a record was replaced, and not added. regrouped: whether a task's size differs.
     """
     found: list[Difference] = []
     number = 0
