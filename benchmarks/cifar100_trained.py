@@ -1,4 +1,4 @@
-"""CIFAR-100 that is trained: `python -m benchmarks.cifar100_trained STAGE`, with stage 1, 2 or 3.
+"""CIFAR-100 that is trained: `python -m benchmarks.cifar100_trained STAGE ...`, with stages 1, 2 and 3.
 
 ResNet-20, 5 sites, Dirichlet 0.5, 10 tasks of 20 rounds of four local epochs, last norms that begin at 0, and
 50 exemplars of a class at all sites together. Each run is a process of `perennial run`, goes on where it
@@ -8,7 +8,8 @@ stopped, and leaves one file in the folder of results.
 2. Each arm at each rate on tasks 1 and 2 with true rounds, another seed, judged on validation samples.
 3. Each arm at its rate, seed 1; then seed 2 of the first three. Accuracy after each task.
 
-A stage prints its table. Stage 3 needs the results of stage 2, and stage 2 those of stage 1.
+Stage 3 needs the results of stage 2, and stage 2 those of stage 1. With both, an arm goes on to stage 3 as
+soon as its own rates are judged.
 """
 
 import argparse
@@ -16,9 +17,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +36,8 @@ AIMS = {"first ten classes": 0.62, "final, best arm": 0.30}
 SEEDS, SEED_OF_RATES = (1, 2), 1000
 HELD_OUT = 0.1
 """Share of a site's samples that judge rates in stage 2."""
-LONGEST = 6 * 3600
-"""Seconds of the clock after which a run is stopped; it goes on at the next start."""
+LONGEST = 360
+"""Minutes of the clock after which runs are stopped; they go on at the next start."""
 
 REPLAY, CONTRASTIVE, PP_FCIL, JOINT = "balanced_softmax", "contrastive", "pp_fcil", "joint"
 ARMS = (REPLAY, CONTRASTIVE, PP_FCIL, JOINT)
@@ -121,56 +124,100 @@ def content_of(run: Run, sizes: Sizes, classes: list[str]) -> dict[str, Any]:
     return content
 
 
-def finish(
-    run: Run, sizes: Sizes, folder: Path, workers: int, longest: float = LONGEST
-) -> dict[str, Any] | None:
-    """Make a run, or go on with it; returns its result, None where it was stopped before its end."""
-    result = folder / f"{run.name}.json"
-    if result.exists():
-        return json.loads(result.read_text())
-    runs = folder / "runs"
-    runs.mkdir(parents=True, exist_ok=True)
-    there = runs / run.name
-    command = [sys.executable, "-m", "perennial.cli.main", "run"]
-    if (there / "checkpoint").exists():
-        command += ["--resume", str(there)]
-    else:
+@dataclass
+class Place:
+    """Where runs are made and kept. words: further ones of `perennial run`; jobs: runs at the same time."""
+
+    folder: Path
+    words: tuple[str, ...]
+    jobs: int
+    minutes: float = LONGEST
+    _free: threading.Semaphore = field(init=False)
+    _end: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._free = threading.Semaphore(self.jobs)
+        self._end = time.monotonic() + 60 * self.minutes
+
+    def finish(self, run: Run, sizes: Sizes) -> dict[str, Any] | None:
+        """Make a run, or go on with it; returns its result, None where it was stopped before its end."""
+        path = self.path_of(run)
+        if path.exists():
+            return json.loads(path.read_text())
+        with self._free:
+            if not self._carry_out(self._command(run, sizes), self.folder / "runs" / f"{run.name}.log"):
+                return None
+        found = self._read_result(run, sizes)
+        path.write_text(json.dumps(found, indent=1) + "\n")
+        print(describe(run, found), flush=True)
+        return found
+
+    def path_of(self, run: Run) -> Path:
+        """The file of a run's result."""
+        return self.folder / f"{run.name}.json"
+
+    def _command(self, run: Run, sizes: Sizes) -> list[str]:
+        runs = self.folder / "runs"
+        runs.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "perennial.cli.main", "run", *self.words]
+        if (runs / run.name / "checkpoint").exists():
+            return [*command, "--resume", str(runs / run.name)]
         path = runs / f"{run.name}.yaml"
         content = content_of(run, sizes, class_order(sizes, run.seed))
         if content["data"].get("path"):
             content["data"]["path"] = _absolute(content["data"]["path"])
         path.write_text(yaml.safe_dump(content, sort_keys=False))
-        command += [str(path), "--runs", str(runs), "--name", run.name]
-    began = time.monotonic()
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-    with (runs / f"{run.name}.log").open("a") as log:
-        process = subprocess.Popen(
-            [*command, "--workers", str(workers)], cwd=ROOT, env=environment, stdout=log, stderr=log
-        )
-        try:
-            process.wait(longest)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            process.wait()
-            return None
-    if process.returncode:
-        raise SystemExit(f"{run.name}: ended with {process.returncode}; see {runs / run.name}.log")
-    summary = json.loads((there / "summary.json").read_text())
-    found = {
-        "arm": run.arm,
-        "rate": run.rate,
-        "seed": run.seed,
-        "rounds": summary["rounds"],
-        "accuracy_by_task": summary["average_accuracy"],
-        "final_accuracy": summary["final_accuracy"],
-        "forgetting": summary.get("forgetting"),
-        "validation": judge_on_validation(there) if run.held_out else None,
-        "seconds": summary["seconds"],
-        "seconds_of_the_last_start": round(time.monotonic() - began),
-        "model_sha256": summary["model_sha256"],
-    }
-    result.write_text(json.dumps(found, indent=1) + "\n")
-    return found
+        return [*command, str(path), "--runs", str(runs), "--name", run.name, "--overwrite"]
+
+    def _carry_out(self, command: Sequence[str], log: Path) -> bool:
+        """Whether the command came to its end in time. Raises SystemExit where it failed."""
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+        left = self._end - time.monotonic()
+        if left <= 0:
+            return False
+        with log.open("a") as file:
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
+            try:
+                process.wait(left)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                process.wait()
+                return False
+        if process.returncode:
+            raise SystemExit(f"{log}: ended with {process.returncode}")
+        return True
+
+    def _read_result(self, run: Run, sizes: Sizes) -> dict[str, Any]:
+        import torch
+
+        from benchmarks.environment import machine, versions
+
+        there = self.folder / "runs" / run.name
+        summary = json.loads((there / "summary.json").read_text())
+        on_gpu = any(word.startswith("cuda") for word in self.words)
+        return {
+            "arm": run.arm,
+            "rate": run.rate,
+            "seed": run.seed,
+            "rounds": summary["rounds"],
+            "epochs": sizes.epochs,
+            "accuracy_by_task": summary["average_accuracy"],
+            "final_accuracy": summary["final_accuracy"],
+            "forgetting": summary.get("forgetting"),
+            "validation": judge_on_validation(there) if run.held_out else None,
+            "seconds": summary["seconds"],
+            "model_sha256": summary["model_sha256"],
+            "options": " ".join(self.words),
+            "machine": machine(torch.cuda.get_device_name() if on_gpu else ""),
+            "versions": versions(),
+        }
+
+
+def describe(run: Run, found: dict[str, Any]) -> str:
+    """A result in one line."""
+    by_task = " ".join(f"{accuracy:.1%}" for accuracy in found["accuracy_by_task"])
+    validation = f", validation {found['validation']:.1%}" if run.held_out else ""
+    return f"{run.name}: {by_task}{validation}, {found['seconds']:.0f} s"
 
 
 def _absolute(path: str) -> str:
@@ -196,53 +243,69 @@ def judge_on_validation(folder: Path) -> float:
     return float(np.mean([np.concatenate(parts).mean() for parts in right.values()]))
 
 
-def runs_of(stage: int, rates: tuple[float, ...], sizes: Sizes, folder: Path) -> Iterator[Run]:
-    """The runs of a stage, in the order in which they are made."""
-    if stage == 1:
-        yield from (Run(REPLAY, rate, SEED_OF_RATES, 1) for rate in rates)
-    elif stage == 2:
-        tasks = min(2, sizes.tasks)
-        yield from (Run(arm, rate, SEED_OF_RATES, tasks, HELD_OUT) for arm in ARMS for rate in rates)
-    else:
-        chosen = {arm: choose_rate(arm, rates, sizes, folder) for arm in ARMS}
-        yield from (Run(arm, chosen[arm], SEEDS[0], sizes.tasks) for arm in ARMS)
-        yield from (Run(arm, chosen[arm], SEEDS[1], sizes.tasks) for arm in ARMS[:3])
+def runs_of_rates(arms: Sequence[str], rates: Sequence[float], sizes: Sizes) -> Iterator[Run]:
+    """The runs of stage 2."""
+    for arm in arms:
+        yield from (Run(arm, rate, SEED_OF_RATES, min(2, sizes.tasks), HELD_OUT) for rate in rates)
 
 
-def choose_rate(arm: str, rates: tuple[float, ...], sizes: Sizes, folder: Path) -> float:
+def choose_rate(arm: str, rates: Sequence[float], sizes: Sizes, place: Place) -> float:
     """The rate with the best balanced accuracy on validation samples in stage 2."""
     found = {}
-    for rate in rates:
-        path = folder / f"{Run(arm, rate, SEED_OF_RATES, min(2, sizes.tasks), HELD_OUT).name}.json"
-        if not path.exists():
-            raise SystemExit(f"{path.name}: missing; run stage 2 first")
-        found[rate] = json.loads(path.read_text())["validation"]
+    for run in runs_of_rates([arm], rates, sizes):
+        if not place.path_of(run).exists():
+            raise SystemExit(f"{place.path_of(run).name}: missing; run stage 2 first")
+        found[run.rate] = json.loads(place.path_of(run).read_text())["validation"]
     return max(found, key=lambda rate: found[rate])
 
 
+def carry_out_arm(
+    arm: str, stages: Sequence[int], rates: Sequence[float], sizes: Sizes, place: Place
+) -> list[dict[str, Any] | None]:
+    """Stages 2 and 3 of one arm, as far as they are asked for: each run's result."""
+    with ThreadPoolExecutor(len(rates)) as pool:
+        found: list[dict[str, Any] | None] = []
+        if 2 in stages:
+            found = list(pool.map(lambda run: place.finish(run, sizes), runs_of_rates([arm], rates, sizes)))
+        if 3 in stages and None not in found:
+            rate = choose_rate(arm, rates, sizes, place)
+            seeds = SEEDS if arm in ARMS[:3] else SEEDS[:1]
+            runs = [Run(arm, rate, seed, sizes.tasks) for seed in seeds]
+            found += pool.map(lambda run: place.finish(run, sizes), runs)
+    return found
+
+
 def main() -> None:
-    """Make the runs of one stage that are not there, and print what they found."""
+    """Make the runs of the stages that are not there, and print what each found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("stage", type=int, choices=(1, 2, 3))
+    parser.add_argument("stages", type=int, choices=(1, 2, 3), nargs="+")
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=Sizes.rounds, help="of a task")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--minutes", type=float, default=LONGEST, help="after which runs are stopped")
+    parser.add_argument("--run", default="", help="further words of `perennial run`, e.g. --device cuda")
     parser.add_argument("--folder", type=Path, default=ROOT / "benchmarks" / "results" / "cifar100_trained")
     parser.add_argument("--tiny", action="store_true", help="digits, two tasks of a round: tries the program")
     given = parser.parse_args()
-    sizes, rates = TINY if given.tiny else Sizes(), tuple(given.rates)
-    if given.stage == 2 and not given.tiny:
-        first = [given.folder / f"{run.name}.json" for run in runs_of(1, rates, sizes, given.folder)]
-        known = [json.loads(path.read_text())["final_accuracy"] for path in first if path.exists()]
-        if max(known, default=0) < LEAST:
-            raise SystemExit(
-                f"stage 1 has {max(known, default=0):.1%}; from {LEAST:.0%} on stage 2 is worth it"
-            )
-    for run in runs_of(given.stage, rates, sizes, given.folder):
-        found = finish(run, sizes, given.folder, given.workers)
-        if found is None:
-            raise SystemExit(f"{run.name}: stopped after {LONGEST // 3600} hours; start again to go on")
-        by_task = " ".join(f"{accuracy:.1%}" for accuracy in found["accuracy_by_task"])
-        print(f"{run.name}: {by_task}" + (f", validation {found['validation']:.1%}" if run.held_out else ""))
+    sizes, rates = TINY if given.tiny else replace(Sizes(), rounds=given.rounds), tuple(given.rates)
+    place = Place(given.folder, tuple(given.run.split()), given.jobs, given.minutes)
+    with ThreadPoolExecutor(max(len(rates), len(ARMS))) as pool:
+        first = [Run(REPLAY, rate, SEED_OF_RATES, 1) for rate in rates]
+        found: list[dict[str, Any] | None] = []
+        if 1 in given.stages:
+            found += pool.map(lambda run: place.finish(run, sizes), first)
+        if 2 in given.stages and not given.tiny:
+            paths = [place.path_of(run) for run in first]
+            known = [json.loads(path.read_text())["final_accuracy"] for path in paths if path.exists()]
+            if (best := max(known, default=0)) < LEAST:
+                raise SystemExit(f"stage 1 has {best:.1%}; from {LEAST:.0%} on stage 2 is worth it")
+        if set(given.stages) & {2, 3}:
+            for of_arm in pool.map(
+                lambda arm: carry_out_arm(arm, given.stages, rates, sizes, place), (PP_FCIL, *ARMS[:2], JOINT)
+            ):
+                found += of_arm
+    if None in found:
+        raise SystemExit("stopped before the end; start again to go on")
     print("aims: " + ", ".join(f"{name} {value:.0%}" for name, value in AIMS.items()))
 
 

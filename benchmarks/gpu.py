@@ -188,7 +188,48 @@ def read_facts(device: str, tiny: bool) -> Found:
     return {"machine": machine(name), "versions": versions()}
 
 
+def learn_ten_classes(device: str, tiny: bool) -> Found:
+    """ResNet-18 on the first task of CIFAR-100: ten classes, 5 sites, Dirichlet 0.5, rate 0.05."""
+    import yaml
+
+    from benchmarks.cifar100_trained import (
+        EXPERIMENT,
+        REPLAY,
+        SEED_OF_RATES,
+        TINY,
+        Run,
+        Sizes,
+        class_order,
+        content_of,
+    )
+
+    sizes = TINY if tiny else Sizes()
+    run = Run(REPLAY, 0.05, SEED_OF_RATES, 1)
+    content = content_of(run, sizes, class_order(sizes, run.seed))
+    content["model"]["name"] = "resnet18"
+    content["learner"] |= {"batch_size": 64, "precision": "bfloat16", "channels_last": True}
+    if path := content["data"].get("path"):
+        content["data"]["path"] = str((EXPERIMENT.parent / path).resolve())
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = Path(folder) / "resnet18.yaml"
+        experiment.write_text(yaml.safe_dump(content))
+        words = ["run", experiment, "--runs", folder, "--name", "learns", "--device", device]
+        graphs = ["--gpu", "graphs"] if device != "cpu" else []
+        command = [sys.executable, "-m", "perennial.cli.main", *map(str, words), *graphs]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        lines = (Path(folder) / "learns" / "events.jsonl").read_text().splitlines()
+        summary = json.loads((Path(folder) / "learns" / "summary.json").read_text())
+    losses = [json.loads(line)["train_loss"] for line in lines if '"event": "round"' in line]
+    return {
+        "accuracy": summary["final_accuracy"],
+        "rounds": summary["rounds"],
+        "seconds": summary["seconds"],
+        "losses": losses,
+    }
+
+
 PARTS: dict[str, Callable[..., Found]] = {
+    "ten_classes": learn_ten_classes,
     "facts": read_facts,
     "training": train_images,
     "sums": compare_sums,
@@ -209,6 +250,7 @@ def list_items(bench: Bench) -> dict[str, Callable[[], Found]]:
     graphs = ("--gpu", "graphs") if bench.device != "cpu" else ()
     return {
         "facts": lambda: bench.run_part("facts"),
+        "resnet18 learns ten classes": lambda: bench.run_part("ten_classes"),
         "w1 on the processor": lambda: bench.time_rounds("w1", device="cpu"),
         "w1": lambda: bench.time_rounds("w1"),
         "w1 again": lambda: bench.time_rounds("w1"),
