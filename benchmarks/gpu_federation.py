@@ -48,7 +48,7 @@ UNBOUND = (
     "import perennial.deploy.supernode as node, pathlib, sys; node.require_read_only = lambda *_: None; "
     "node.start_supernode(pathlib.Path(sys.argv[1]))"
 )
-TAIL = 4000
+TAIL = 2500
 
 
 def time_federation(device: str, tiny: bool) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def time_federation(device: str, tiny: bool) -> dict[str, Any]:
     tiny: a round has fewer steps, and the waits are longer, for a slow machine.
     """
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perennial-wire-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
         started: dict[str, subprocess.Popen[bytes]] = {}
         stack.callback(lambda: [_kill(process) for process in started.values()])
         begun, found = time.monotonic(), dict[str, Any]()
