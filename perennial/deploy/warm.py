@@ -53,6 +53,13 @@ def serve(path: Path, script: str, modules: list[str]) -> NoReturn:
 
     Only processes of the same user are answered. Ends with RESTART when a fork was killed.
     """
+    # first of all: a call that arrives while PyTorch is imported waits, and is not refused
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    mask = os.umask(0o177)
+    listener.bind(str(path))
+    os.umask(mask)
+    listener.listen(64)
     (entry,) = entry_points(group="console_scripts", name=script)
     run = entry.load()
     for module in modules:
@@ -62,12 +69,6 @@ def serve(path: Path, script: str, modules: list[str]) -> NoReturn:
         os.register_at_fork(after_in_child=sys.modules["numpy"].random.seed)
     gc.collect()
     gc.freeze()  # so that forks share what is there
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX)
-    mask = os.umask(0o177)
-    listener.bind(str(path))
-    os.umask(mask)
-    listener.listen(64)
     signal.signal(signal.SIGCHLD, _reap)
     while True:
         connection, _ = listener.accept()

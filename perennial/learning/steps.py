@@ -45,8 +45,8 @@ class Steps:
 class GraphedSteps(Steps):
     """Records the second step of each shape, and replays it from then on; the first one warms up.
 
-    Only steps of one turn share a recording, because each turn has memory of its own. What cannot be recorded
-    is carried out one operation at a time, and the log says why, once for each reason.
+    Only steps of one turn share a recording, because each turn has memory of its own, and gives it back. What
+    cannot be recorded is carried out one operation at a time, and the log says why, once for each reason.
     """
 
     records = True
@@ -63,8 +63,12 @@ class GraphedSteps(Steps):
             yield Steps()
             return
         record = self._recorder()
+        turn = _Turn(record, self._tell)
         with getattr(record, "stream", nullcontext)():
-            yield _Turn(record, self._tell)
+            try:
+                yield turn
+            finally:
+                turn.forget()
 
     def _tell(self, reason: str) -> None:
         if reason not in self._logged:
@@ -80,6 +84,10 @@ class _Turn(Steps):
         self._seen: set[Hashable] = set()
         self._recorded: dict[Hashable, tuple[list[Tensor], Callable[[], None]]] = {}
         self._able = True
+
+    def forget(self) -> None:
+        """Let the recordings go, with the memory that they hold."""
+        self._recorded.clear()
 
     def __call__(self, work: Work, *inputs: Tensor, layout: Hashable = None) -> None:
         key = (layout, *((each.shape, each.stride(), each.dtype) for each in inputs))
@@ -103,11 +111,15 @@ class _Turn(Steps):
 
 
 class CudaGraphs:
-    """Records steps as CUDA graphs on a stream of their own, in memory that the graphs of a turn share."""
+    """Records steps as CUDA graphs on a stream of their own, in memory that the graphs of a turn share.
 
-    def __init__(self, device: torch.device) -> None:
+    stream: on which all turns of a process record. PyTorch keeps freed memory for the stream that used it, so
+    that a stream for each turn would hold a share of the GPU each.
+    """
+
+    def __init__(self, device: torch.device, stream: Any) -> None:
         self._device = device
-        self._stream: Any = torch.cuda.Stream(device)
+        self._stream = stream
         self._pool = torch.cuda.graph_pool_handle()
 
     @contextmanager
@@ -118,6 +130,8 @@ class CudaGraphs:
         with torch.cuda.stream(self._stream):
             yield
         outer.wait_stream(self._stream)
+        # PyTorch keeps the memory of graphs that are gone until the GPU is full, for all who share it
+        torch.cuda.empty_cache()
 
     def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
@@ -167,4 +181,7 @@ def prepare_gpu(words: str, device: torch.device) -> Steps:
         deterministic.fill_uninitialized_memory = False
     if "graphs" not in options:
         return AS_THEY_COME
-    return _graphed.setdefault(str(device), GraphedSteps(lambda: CudaGraphs(device)))
+    if str(device) not in _graphed:
+        own: Any = torch.cuda.Stream(device)
+        _graphed[str(device)] = GraphedSteps(lambda: CudaGraphs(device, own))
+    return _graphed[str(device)]

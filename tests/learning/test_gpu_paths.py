@@ -2,6 +2,7 @@
 recorded and replayed, bfloat16 through group norms, weights with their channels last.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -172,6 +173,27 @@ def test_a_replayed_step_gives_the_same_bits(name: str) -> None:
     assert (plain.loss, plain.steps) == (replayed.loss, replayed.steps)
     # batches of 8 and of 5 samples
     assert len(calls) == 2
+
+
+def test_recordings_end_with_their_turn() -> None:
+    kept: list[weakref.ref[Any]] = []
+
+    class Recording:
+        def __init__(self, work: Callable[[], None]) -> None:
+            self.work = work
+            kept.append(weakref.ref(self))
+
+        def __call__(self) -> None:
+            self.work()
+
+    graphed = GraphedSteps(lambda: Recording)
+    with graphed.turn() as steps:
+        for _ in range(3):
+            steps(lambda rows: None, torch.zeros(3))
+        assert [each() is not None for each in kept] == [True]
+    # the turn's own object may live on in the caller
+    assert [each() for each in kept] == [None]
+    assert steps.records
 
 
 def test_what_cannot_be_recorded_runs_as_it_comes_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
