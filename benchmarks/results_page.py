@@ -60,10 +60,8 @@ or on seeds of the tables that show them, and still stand:
 - Noise on sums of CIFAR-100: 128 and 256 features were compared on test images, on seed 11.
 
 Runs of averaging, and of methods above it, were once made with `bounds: {norm_multiple: 3}`, which was the
-default then and is off now. They are made again without it, but for those of these tables: `analytic_digits`,
-`feddig_samples_digits`, `own_data`, `pp_fcil_bayesian_digits`, `pp_fcil_tasks_digits`,
-`pp_fcil_variants_digits`, `tricon_sf_detection` and `tricon_sf_ham10000`. Bounds never applied to sums of the
-analytic classifier, to masked updates, or where the server adds noise. Records of programs that are gone
+default then and is off now. They have been made again without it. Bounds never applied to sums of the analytic
+classifier, to masked updates, or where the server adds noise. Records of programs that are gone
 ([PROGRAMS.md](PROGRAMS.md)) stand as they were.
 
 Runs under a protection drew their noise from a seed; noise is drawn from the system now, with the same
