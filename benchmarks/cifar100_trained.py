@@ -1,15 +1,15 @@
 """CIFAR-100 that is trained: `python -m benchmarks.cifar100_trained STAGE ...`, with stages 1, 2 and 3.
 
-ResNet-20, 5 sites, Dirichlet 0.5, 10 tasks of 20 rounds of four local epochs, last norms that begin at 0, and
+ResNet-20, 5 sites, Dirichlet 0.5, 10 tasks of 16 rounds of four local epochs, last norms that begin at 0, and
 50 exemplars of a class at all sites together. Each run is a process of `perennial run`, goes on where it
-stopped, and leaves one file in the folder of results.
+stopped, and leaves one line in the file of results, also when the minutes are over before its end.
 
 1. The first task alone at each rate; below 55 % the protocol is changed before anything else.
 2. Each arm at each rate on tasks 1 and 2 with true rounds, another seed, judged on validation samples.
 3. Each arm at its rate, seed 1; then seed 2 of the first three. Accuracy after each task.
 
 Stage 3 needs the results of stage 2, and stage 2 those of stage 1. With both, an arm goes on to stage 3 as
-soon as its own rates are judged.
+soon as its own rates are judged. Without a stage the page is written from the file.
 """
 
 import argparse
@@ -21,13 +21,16 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from benchmarks.environment import machine, versions
+
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "cifar100_trained.jsonl"
 EXPERIMENT = ROOT / "perennial" / "experiments" / "cifar100_resnet20.yaml"
 RATES = (0.01, 0.02, 0.05, 0.1)
 LEAST = 0.55
@@ -49,12 +52,17 @@ FACTORS = {"name": "multi_factor", "alpha": 0.7, "beta": 0.1, "gamma": 0.1, "del
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a run is. tasks, classes_a_task, rounds, epochs; data: changes of the block data."""
+    """How large a run is. tasks, classes_a_task, rounds, epochs; data: changes of the block data.
+
+    TF32, because the deterministic gradients of float32's convolutions are slow on a GPU.
+    """
 
     tasks: int = 10
     classes_a_task: int = 10
-    rounds: int = 20
+    rounds: int = 16
     epochs: int = 4
+    batch_size: int = 64
+    precision: str = "tf32"
     data: tuple[tuple[str, Any], ...] = ()
 
 
@@ -75,7 +83,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Of the run's folder and of its file of results."""
+        """Of the run's folder and of its line in the results."""
         return f"{self.arm}-rate{self.rate:g}-tasks{self.tasks}-seed{self.seed}"
 
 
@@ -105,7 +113,7 @@ def content_of(run: Run, sizes: Sizes, classes: list[str]) -> dict[str, Any]:
     """The experiment of a run. classes: all of them in the order in which they come."""
     content = _base(sizes)
     learner = content["learner"]
-    learner["epochs"] = sizes.epochs
+    learner |= {"epochs": sizes.epochs, "batch_size": sizes.batch_size, "precision": sizes.precision}
     learner["optimizer"]["lr"] = run.rate
     taken = classes[: run.tasks * sizes.classes_a_task]
     content |= {"name": run.name, "seed": run.seed}
@@ -124,100 +132,110 @@ def content_of(run: Run, sizes: Sizes, classes: list[str]) -> dict[str, Any]:
     return content
 
 
+Found = dict[str, Any]
+
+
 @dataclass
 class Place:
     """Where runs are made and kept. words: further ones of `perennial run`; jobs: runs at the same time."""
 
-    folder: Path
-    words: tuple[str, ...]
-    jobs: int
+    results: Path
+    runs: Path
+    words: tuple[str, ...] = ()
+    jobs: int = 1
     minutes: float = LONGEST
     _free: threading.Semaphore = field(init=False)
+    _writes: threading.Lock = field(init=False, default_factory=threading.Lock)
     _end: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._free = threading.Semaphore(self.jobs)
         self._end = time.monotonic() + 60 * self.minutes
 
-    def finish(self, run: Run, sizes: Sizes) -> dict[str, Any] | None:
-        """Make a run, or go on with it; returns its result, None where it was stopped before its end."""
-        path = self.path_of(run)
-        if path.exists():
-            return json.loads(path.read_text())
+    def read(self) -> dict[str, Found]:
+        """Run -> its result, as far as it came."""
+        lines = self.results.read_text().splitlines() if self.results.exists() else []
+        return {found["run"]: found for found in map(json.loads, lines)}
+
+    def finish(self, run: Run, sizes: Sizes) -> Found:
+        """Make a run, or go on with it; returns its result, `finished` or not."""
+        found = self.read().get(run.name)
+        if found is not None and found["finished"]:
+            return found
         with self._free:
-            if not self._carry_out(self._command(run, sizes), self.folder / "runs" / f"{run.name}.log"):
-                return None
+            self._carry_out(self._command(run, sizes), self.runs / f"{run.name}.log")
+        return self.note(run, sizes)
+
+    def note(self, run: Run, sizes: Sizes) -> Found:
+        """Write the result of a run, as far as it has come, to the file of results."""
         found = self._read_result(run, sizes)
-        path.write_text(json.dumps(found, indent=1) + "\n")
-        print(describe(run, found), flush=True)
+        with self._writes:
+            known = self.read() | {run.name: found}
+            lines = [json.dumps(known[name]) for name in sorted(known)]
+            self.results.write_text("".join(f"{line}\n" for line in lines))
+        print(describe(found), flush=True)
         return found
 
-    def path_of(self, run: Run) -> Path:
-        """The file of a run's result."""
-        return self.folder / f"{run.name}.json"
-
     def _command(self, run: Run, sizes: Sizes) -> list[str]:
-        runs = self.folder / "runs"
-        runs.mkdir(parents=True, exist_ok=True)
+        self.runs.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "perennial.cli.main", "run", *self.words]
-        if (runs / run.name / "checkpoint").exists():
-            return [*command, "--resume", str(runs / run.name)]
-        path = runs / f"{run.name}.yaml"
+        if (self.runs / run.name / "checkpoint").exists():
+            return [*command, "--resume", str(self.runs / run.name)]
+        path = self.runs / f"{run.name}.yaml"
         content = content_of(run, sizes, class_order(sizes, run.seed))
         if content["data"].get("path"):
             content["data"]["path"] = _absolute(content["data"]["path"])
         path.write_text(yaml.safe_dump(content, sort_keys=False))
-        return [*command, str(path), "--runs", str(runs), "--name", run.name, "--overwrite"]
+        return [*command, str(path), "--runs", str(self.runs), "--name", run.name, "--overwrite"]
 
-    def _carry_out(self, command: Sequence[str], log: Path) -> bool:
-        """Whether the command came to its end in time. Raises SystemExit where it failed."""
+    def _carry_out(self, command: Sequence[str], log: Path) -> None:
+        """Run it until its end, or until the minutes are over. Raises SystemExit where it failed."""
         environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-        left = self._end - time.monotonic()
-        if left <= 0:
-            return False
         with log.open("a") as file:
             process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
             try:
-                process.wait(left)
+                process.wait(max(0.0, self._end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.terminate()
                 process.wait()
-                return False
+                return
         if process.returncode:
             raise SystemExit(f"{log}: ended with {process.returncode}")
-        return True
 
-    def _read_result(self, run: Run, sizes: Sizes) -> dict[str, Any]:
+    def _read_result(self, run: Run, sizes: Sizes) -> Found:
         import torch
 
-        from benchmarks.environment import machine, versions
-
-        there = self.folder / "runs" / run.name
-        summary = json.loads((there / "summary.json").read_text())
+        there = self.runs / run.name
+        summary = there / "summary.json"
+        ended = json.loads(summary.read_text()) if summary.exists() else {}
+        journal = there / "events.jsonl"
+        events = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+        rounds = {event["round"]: event["seconds"] for event in events if event["event"] == "round"}
+        tasks = {event["task"]: event for event in events if event["event"] == "task_finished"}
         on_gpu = any(word.startswith("cuda") for word in self.words)
         return {
-            "arm": run.arm,
-            "rate": run.rate,
-            "seed": run.seed,
-            "rounds": summary["rounds"],
-            "epochs": sizes.epochs,
-            "accuracy_by_task": summary["average_accuracy"],
-            "final_accuracy": summary["final_accuracy"],
-            "forgetting": summary.get("forgetting"),
-            "validation": judge_on_validation(there) if run.held_out else None,
-            "seconds": summary["seconds"],
-            "model_sha256": summary["model_sha256"],
+            "run": run.name,
+            **{key: getattr(run, key) for key in ("arm", "rate", "seed", "tasks")},
+            **{key: getattr(sizes, key) for key in ("epochs", "batch_size", "precision")},
+            "finished": bool(ended),
+            "rounds": len(rounds),
+            "seconds_of_rounds": round(sum(rounds.values())),
+            "accuracy_by_task": [round(tasks[task]["average_accuracy"], 4) for task in sorted(tasks)],
+            "forgetting": ended.get("forgetting"),
+            "validation": judge_on_validation(there) if run.held_out and ended else None,
+            "model_sha256": ended.get("model_sha256"),
             "options": " ".join(self.words),
             "machine": machine(torch.cuda.get_device_name() if on_gpu else ""),
             "versions": versions(),
         }
 
 
-def describe(run: Run, found: dict[str, Any]) -> str:
+def describe(found: Found) -> str:
     """A result in one line."""
     by_task = " ".join(f"{accuracy:.1%}" for accuracy in found["accuracy_by_task"])
-    validation = f", validation {found['validation']:.1%}" if run.held_out else ""
-    return f"{run.name}: {by_task}{validation}, {found['seconds']:.0f} s"
+    validation = "" if found["validation"] is None else f", validation {found['validation']:.1%}"
+    end = "" if found["finished"] else f", stopped after {found['rounds']} rounds"
+    return f"{found['run']}: {by_task}{validation}{end}"
 
 
 def _absolute(path: str) -> str:
@@ -251,23 +269,25 @@ def runs_of_rates(arms: Sequence[str], rates: Sequence[float], sizes: Sizes) -> 
 
 def choose_rate(arm: str, rates: Sequence[float], sizes: Sizes, place: Place) -> float:
     """The rate with the best balanced accuracy on validation samples in stage 2."""
-    found = {}
+    known = place.read()
+    found: dict[float, float] = {}
     for run in runs_of_rates([arm], rates, sizes):
-        if not place.path_of(run).exists():
-            raise SystemExit(f"{place.path_of(run).name}: missing; run stage 2 first")
-        found[run.rate] = json.loads(place.path_of(run).read_text())["validation"]
+        judged = known.get(run.name, {}).get("validation")
+        if judged is None:
+            raise SystemExit(f"{place.results}: no judged run {run.name}; run stage 2 first")
+        found[run.rate] = judged
     return max(found, key=lambda rate: found[rate])
 
 
 def carry_out_arm(
     arm: str, stages: Sequence[int], rates: Sequence[float], sizes: Sizes, place: Place
-) -> list[dict[str, Any] | None]:
+) -> list[Found]:
     """Stages 2 and 3 of one arm, as far as they are asked for: each run's result."""
     with ThreadPoolExecutor(len(rates)) as pool:
-        found: list[dict[str, Any] | None] = []
+        found: list[Found] = []
         if 2 in stages:
             found = list(pool.map(lambda run: place.finish(run, sizes), runs_of_rates([arm], rates, sizes)))
-        if 3 in stages and None not in found:
+        if 3 in stages and all(each["finished"] for each in found):
             rate = choose_rate(arm, rates, sizes, place)
             seeds = SEEDS if arm in ARMS[:3] else SEEDS[:1]
             runs = [Run(arm, rate, seed, sizes.tasks) for seed in seeds]
@@ -275,38 +295,80 @@ def carry_out_arm(
     return found
 
 
+def write_page(known: dict[str, Found]) -> str:
+    """The results as Markdown."""
+    stages = {1: list[Found](), 2: list[Found](), 3: list[Found]()}
+    for found in known.values():
+        stages[3 if found["seed"] in SEEDS else min(2, found["tasks"])].append(found)
+    lines = [
+        "# CIFAR-100 whole, ResNet-20, 5 sites, Dirichlet 0.5, 10 tasks of four local epochs a round",
+        "",
+        "`python -m benchmarks.cifar100_trained`. All 50,000 training images, at most 50 exemplars of a",
+        "class at all sites together, SGD with momentum, a cosine in each task, last norms that begin at 0.",
+        "Accuracy on the test images of all classes so far, after each task. The rows differ in what their",
+        "name says, and in the rate, which validation samples of seed 1000 chose. `joint` has all classes in",
+        "one task, and no memory.",
+    ]
+    titles = {
+        3: "Stage 3: the arms",
+        2: "Stage 2: rates, on two tasks of seed 1000",
+        1: "Stage 1: the first task alone, seed 1000",
+    }
+    for stage, title in titles.items():
+        lines += ["", f"## {title}", ""]
+        lines += ["| arm | rate | seed | rounds | accuracy after each task | forgetting | validation |"]
+        lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
+        for found in sorted(stages[stage], key=lambda each: (ARMS.index(each["arm"]), each["seed"])):
+            by_task = " ".join(f"{100 * accuracy:.1f}" for accuracy in found["accuracy_by_task"])
+            judged = [found["forgetting"], found["validation"]]
+            shown = ["-" if value is None else f"{100 * value:.1f}" for value in judged]
+            rounds = f"{found['rounds']}{'' if found['finished'] else ', stopped'}"
+            cells = [found["arm"], f"{found['rate']:g}", found["seed"], rounds, by_task or "-", *shown]
+            lines += [f"| {' | '.join(map(str, cells))} |"]
+        sizes = {
+            f"batches of {each['batch_size']}, {each['precision']}, `{each['options']}`"
+            for each in stages[stage]
+        }
+        hours = sum(each["seconds_of_rounds"] for each in stages[stage]) / 3600
+        lines += ["", f"{'; '.join(sorted(sizes))}; {hours:.1f} hours of rounds, of runs side by side."]
+    places = sorted({f"{each['machine']}; {each['versions']['torch']}" for each in known.values()})
+    return "\n".join([*lines, "", f"PyTorch beside the machine: {'; '.join(places)}.", ""])
+
+
 def main() -> None:
     """Make the runs of the stages that are not there, and print what each found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("stages", type=int, choices=(1, 2, 3), nargs="+")
+    parser.add_argument("stages", type=int, nargs="*", help="1, 2 and 3; none: the page")
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
-    parser.add_argument("--rounds", type=int, default=Sizes.rounds, help="of a task")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--minutes", type=float, default=LONGEST, help="after which runs are stopped")
     parser.add_argument("--run", default="", help="further words of `perennial run`, e.g. --device cuda")
-    parser.add_argument("--folder", type=Path, default=ROOT / "benchmarks" / "results" / "cifar100_trained")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "cifar100_trained")
     parser.add_argument("--tiny", action="store_true", help="digits, two tasks of a round: tries the program")
     given = parser.parse_args()
-    sizes, rates = TINY if given.tiny else replace(Sizes(), rounds=given.rounds), tuple(given.rates)
-    place = Place(given.folder, tuple(given.run.split()), given.jobs, given.minutes)
+    sizes, rates = TINY if given.tiny else Sizes(), tuple(given.rates)
+    place = Place(given.results, given.runs, tuple(given.run.split()), given.jobs, given.minutes)
+    found: list[Found] = []
     with ThreadPoolExecutor(max(len(rates), len(ARMS))) as pool:
         first = [Run(REPLAY, rate, SEED_OF_RATES, 1) for rate in rates]
-        found: list[dict[str, Any] | None] = []
         if 1 in given.stages:
             found += pool.map(lambda run: place.finish(run, sizes), first)
         if 2 in given.stages and not given.tiny:
-            paths = [place.path_of(run) for run in first]
-            known = [json.loads(path.read_text())["final_accuracy"] for path in paths if path.exists()]
-            if (best := max(known, default=0)) < LEAST:
+            known = place.read()
+            best = max([0.0, *(known[run.name]["accuracy_by_task"][0] for run in first if run.name in known)])
+            if best < LEAST:
                 raise SystemExit(f"stage 1 has {best:.1%}; from {LEAST:.0%} on stage 2 is worth it")
         if set(given.stages) & {2, 3}:
             for of_arm in pool.map(
                 lambda arm: carry_out_arm(arm, given.stages, rates, sizes, place), (PP_FCIL, *ARMS[:2], JOINT)
             ):
                 found += of_arm
-    if None in found:
-        raise SystemExit("stopped before the end; start again to go on")
+    if given.results == RESULTS or not given.stages:
+        given.results.with_suffix(".md").write_text(write_page(place.read()))
     print("aims: " + ", ".join(f"{name} {value:.0%}" for name, value in AIMS.items()))
+    if not all(each["finished"] for each in found):
+        raise SystemExit("stopped before the end; start again to go on")
 
 
 if __name__ == "__main__":
