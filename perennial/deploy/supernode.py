@@ -159,7 +159,7 @@ def start_supernode(path: Path, half: Half | None = None) -> None:
             *("--host", "127.0.0.1", "--port", port, "--node-config", f'site="{path.absolute()}"'),
             *("--isolation", "process", *runtime.secret),
         ],
-        **(_list_apps(runtime) if half is None else {}),
+        **(_list_apps(runtime, setup.config) if half is None else {}),
     }
     with hold_folder(state / "supernode", "the SuperNode"), keep_beating(state / ALIVE):
         partner = None if half is None else Partner.let_in(runtime.folder, runtime.port)
@@ -182,7 +182,7 @@ def _run_apps(path: Path) -> NoReturn:
     runtime = _build_runtime(folder, config, connection)
     with hold_folder(config.state_dir / "app", "the apps' process"):
         partner = Partner.join(runtime.folder, runtime.port)
-        commands, read = _list_apps(runtime), _build_reader(config.state_dir)
+        commands, read = _list_apps(runtime, config), _build_reader(config.state_dir)
         status = run_supervised(commands, runtime.environment, lambda: "", read=read, partner=partner)
     os._exit(status)
 
@@ -192,12 +192,13 @@ def _build_runtime(folder: Path, config: SiteConfig, connection: Connection) -> 
     return Runtime(private, home, connection.runtime_port, ("--insecure",))
 
 
-def _list_apps(runtime: Runtime) -> dict[str, list[str]]:
+def _list_apps(runtime: Runtime, config: SiteConfig) -> dict[str, list[str]]:
     handlers = ("app", "door", "handlers", "secure_answers", "site")
-    modules = (f"perennial.client.{module}" for module in handlers)
-    # Opacus takes seven seconds of a processor, which each turn under DP-SGD would pay
-    private = ("perennial.learning.private_training", "opacus.grad_sample")
-    return runtime.app("flwr-clientapp", *modules, *private)
+    modules = [*(f"perennial.client.{module}" for module in handlers), "perennial.learning.private_training"]
+    if config.policy.require_privacy in ("sample", "patient"):
+        # Opacus takes seconds of a processor, which each turn under DP-SGD would pay
+        modules.append("opacus.grad_sample")
+    return runtime.app("flwr-clientapp", *modules)
 
 
 def _build_reader(state: Path) -> Callable[[bytes], bool]:
