@@ -17,7 +17,9 @@ from perennial.config.experiment import Experiment
 from perennial.config.simulation import load_simulated_federation
 from perennial.data.schedule import Registry, TaskSchedule
 from perennial.data.site import SiteData
+from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError, suggest_nearest
+from perennial.learning.losses import build_classification
 from perennial.learning.scored import Scores
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.fixed import FixedFeatures
@@ -68,6 +70,9 @@ class Checked:
 def run_preflight(experiment: Experiment, device: torch.device) -> Checked:
     """Check all that can be checked before anything starts. Raises a PerennialError on what is wrong."""
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
+    if plugins.find_target("loss", experiment.learner.classification.name) is not None:
+        # at real sites it is theirs alone; where it is here too, what is wrong with it shows here
+        build_classification(experiment.learner)
     facts = read_data_facts(experiment)
     schedule, names = facts.registry.schedule, facts.registry.classes
     if strangers := [name for name in experiment.evaluation.operating_points if name not in names]:

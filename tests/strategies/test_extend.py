@@ -176,3 +176,38 @@ def test_a_plug_in_whose_state_did_not_grow_with_the_head_is_named(
             run(path, **settings)
     else:
         assert run(path, **settings).summary["rounds"] == 2
+
+
+HEAD = "import torch\nfrom perennial import Aggregator, Asks, FedAvg, IncrementalStrategy, Loss\n"
+WRONG = {
+    "class Own(FedAvg):\n    def aggregator(self, ctx): return None": r"aggregator\(\): returned None, allowed",
+    "class Own(IncrementalStrategy): pass": r"strategy Own: has no aggregator\(ctx\)",
+    "class Own(FedAvg):\n    def __init__(self): pass": r"its __init__ has to call super\(\)",
+    "class Own(FedAvg):\n    def weight(self, reply): return None": r"weight\(\): returned None, allowed",
+    "class Own(FedAvg):\n    def state_dict(self): return None": r"state_dict\(\): returned None; allowed",
+    "class Own(FedAvg):\n    def state_dict(self): return {'a': object}": r"state_dict\(\): .* not JSON",
+    "class Own(FedAvg):\n    asks = 'held_out_accuracy'": r"asks is 'held_out_accuracy', allowed Asks",
+    "class Own(FedAvg):\n    def aggregator(self, ctx): return Sums(ctx)\n"
+    "class Sums(Aggregator):\n    def add(self, reply): pass\n    def result(self): return [1]": (
+        r"Sums\.result\(\): returned \[1\], allowed a mapping"
+    ),
+    "class Own(FedAvg): pass\n1 / 0": r"cannot be imported \(line 4, ZeroDivisionError: ",
+    "class Own(": r"cannot be imported \(SyntaxError: ",
+    "class Own(Loss):\n    def __call__(self, batch): return batch.logits.mean()": (
+        r"loss: returned tensor\(.*, allowed \(B,\) values, one for each sample"
+    ),
+    "class Own(Loss): pass\n1 / 0": r"^learner\.classification\.name: .* cannot be imported \(line 4",
+}
+
+
+@pytest.mark.parametrize("code", WRONG)
+def test_what_ones_own_code_gets_wrong_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    monkeypatch.delitem(sys.modules, "wrong", raising=False)
+    (tmp_path / "wrong.py").write_text(HEAD + code)
+    name = {"name": "wrong:Own"}
+    changes = {"learner": {"classification": name}} if "Own(Loss)" in code else {"strategy": name}
+    path = written(tmp_path, {**changes, "tasks": {"count": 1, "rounds": 1}})
+    with pytest.raises(PerennialError, match=WRONG[code]):
+        run(path, runs=tmp_path / "runs", device="cpu", plugins=[tmp_path])
