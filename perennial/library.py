@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.experiment import Experiment, load_experiment, require_experiment
 from perennial.config.run import RunSettings, find_experiment
 from perennial.config.yaml_file import apply_overrides
 from perennial.engine.callbacks import Callback, notify_callbacks
@@ -78,30 +78,45 @@ class Model:
         """Probabilities and prediction sets of samples, as probabilities() takes them."""
         import torch
 
+        from perennial.data.samples import find_stored_type
         from perennial.learning.batches import to_float
         from perennial.models.prediction import predict_answers
 
         inputs = self.saved.inputs
         if tuple(x.shape[1:]) != inputs.shape:
             raise ConfigError(f"model: found inputs of shape {tuple(x.shape[1:])}, allowed {inputs.shape}")
+        if (found := find_stored_type(x)) != inputs.stored:
+            raise ConfigError(f"model: found {found} inputs, allowed {inputs.stored} (another scale)")
         with torch.no_grad():
             logits = self.saved.classifier(to_float(x, inputs.mean, inputs.std))
         return predict_answers(logits, self.saved.confidence, self.classes)
 
-    def predict(self, samples: "Sequence[Path | str] | np.ndarray") -> list[Prediction]:
+    def predict(self, samples: "Path | str | Sequence[Any] | np.ndarray | Tensor") -> list[Prediction]:
         """One prediction for each image file, and for each row of an array, table or .npz array; folders too.
 
-        samples: paths, or an array as the data had it: (B, D) numbers or uint8 images of any layout.
+        samples: a path or several, or an array as the data had it: (B, D) numbers or uint8 images of any
+        layout. A tensor, and a list of samples that have one shape, are taken as an array.
         Raises DataError naming the file, and the line or column where there is one.
         """
+        if isinstance(samples, Path | str):
+            samples = [samples]
+        if isinstance(samples, Sequence) and all(isinstance(each, Path | str) for each in samples):
+            return [*self.predictions(samples)]
         import numpy as np
 
-        if not isinstance(samples, np.ndarray):
-            return [*self.predictions(samples)]
         from perennial.data.npz import convert_samples
 
-        names = [f"row {row}" for row in range(len(samples))]
-        return [*self._name_answers(names, self.answers(convert_samples(samples, "predict")))]
+        try:
+            array = np.asarray(samples)
+        except (RuntimeError, TypeError, ValueError):
+            array = np.empty(0)  # samples of several shapes, or no numbers
+        if array.ndim < 2:
+            raise ConfigError(
+                f"predict: found {samples!r:.80}, allowed paths, an array of samples, or a list of samples "
+                "of one shape"
+            )
+        x = convert_samples(array, "predict")
+        return [*self._name_answers([f"row {row}" for row in range(len(x))], self.answers(x))]
 
     def predictions(self, paths: Sequence[Path | str]) -> Iterator[Prediction]:
         """The same one after the other, for more samples than fit in memory."""
@@ -251,6 +266,8 @@ def run(
     Raises a PerennialError that says what is wrong before anything starts.
     """
     require_own_package()
+    if experiment is not None:
+        require_experiment(experiment, "run")
     with use_also(plugins):
         if data is not None and not hasattr(data, "write"):
             raise ConfigError(f"run: data: found {type(data).__name__}, allowed Source.of(...) of it")

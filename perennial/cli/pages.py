@@ -19,7 +19,7 @@ InContainer = Annotated[bool, typer.Option(help="the port is published on the ho
 def serve(
     runs: Annotated[Path, typer.Argument(help="folder of run folders")] = Path("runs"),
     host: Annotated[str, typer.Option(help="address to listen on: loopback")] = "127.0.0.1",
-    port: Annotated[int, typer.Option()] = 8080,
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8080,
     name: Names = None,
     in_container: InContainer = False,
 ) -> None:
@@ -36,7 +36,7 @@ def serve(
 def serve_site(
     path: Annotated[Path, typer.Argument(help="site.yaml")] = Path("site.yaml"),
     host: Annotated[str, typer.Option(help="address to listen on: loopback")] = "127.0.0.1",
-    port: Annotated[int, typer.Option()] = 8081,
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8081,
     name: Names = None,
     in_container: InContainer = False,
 ) -> None:

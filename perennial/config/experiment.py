@@ -1,5 +1,6 @@
 """experiment.yaml: everything that a run needs, and nothing about a machine."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,15 @@ def load_experiment(
     if seed is not None:
         content["seed"] = seed
     return build_experiment(content, path.parent, str(path))
+
+
+def require_experiment(found: object, where: str) -> None:
+    """Raises ConfigError for what is neither an experiment, its keys nor a path. where: for errors."""
+    if not isinstance(found, Experiment | Mapping | Path | str):
+        raise ConfigError(
+            f"{where}: experiment: found {found!r:.80}, allowed an Experiment, a mapping with the keys of a "
+            "file, or the path of a file"
+        )
 
 
 def build_experiment(content: dict[str, Any], folder: Path, where: str) -> Experiment:

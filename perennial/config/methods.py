@@ -74,6 +74,8 @@ def resolve_targets(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
         if "asks" in section:
             raise ConfigError(f"strategy.asks: found with {target}, whose class says what it asks of sites")
         asks = getattr(plugins.load("strategy", target, WHERE["strategy"]), "asks", Asks())
+        if not isinstance(asks, Asks):
+            raise ConfigError(f"strategy.name: {target}: asks is {asks!r:.80}, allowed Asks(...)")
         return (
             section
             if asks == Asks()

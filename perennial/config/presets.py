@@ -11,7 +11,7 @@ from typing import Any
 
 from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig, Memory, Optimizer
 from perennial.config.schema import ExperimentFields
-from perennial.config.yaml_file import name_only
+from perennial.config.yaml_file import MEMORY_BUDGETS, name_only
 from perennial.foundation.errors import ConfigError, suggest_nearest
 
 NONE = "none"
@@ -25,8 +25,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     for name, learner in _LEARNERS.items()
 }
 """Name -> the settings that it makes."""
-
-_BUDGETS = ("per_class", "fixed_total", "share")
 
 
 def choose_preset(privacy_mode: str | None) -> str:
@@ -77,11 +75,11 @@ def _merge(base: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _has_budget(key: str, block: Mapping[str, Any]) -> bool:
-    return key == "memory" and any(block.get(budget) is not None for budget in _BUDGETS)
+    return key == "memory" and any(block.get(budget) is not None for budget in MEMORY_BUDGETS)
 
 
 def _drop_budget(memory: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in memory.items() if key not in _BUDGETS}
+    return {key: value for key, value in memory.items() if key not in MEMORY_BUDGETS}
 
 
 def describe_learner(experiment: ExperimentFields) -> str:

@@ -213,6 +213,8 @@ UsablePath = Annotated[Path, AfterValidator(require_usable_path)]
 def apply_overrides(content: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
     """content with each KEY=VALUE applied; KEY is a dotted path, VALUE is YAML.
 
+    A budget of the memory takes the place of the one that is there.
+
     Raises ConfigError naming the first KEY=VALUE that is none.
     """
     result = _copy_deeply(content)
@@ -229,8 +231,16 @@ def apply_overrides(content: dict[str, Any], overrides: list[str]) -> dict[str, 
             if not isinstance(child, dict):
                 child = node[parent] = {} if child is None else {"name": child}
             node = child
-        node[last] = _parse(value, f"--set {override!r}")
+        found = node[last] = _parse(value, f"--set {override!r}")
+        if parents == ["learner", "memory"] and last in MEMORY_BUDGETS and found is not None:
+            # a resolved learner names a budget already, whether or not a person did
+            for other in {*MEMORY_BUDGETS} - {last}:
+                node.pop(other, None)
     return result
+
+
+MEMORY_BUDGETS = ("per_class", "fixed_total", "share")
+"""Keys of learner.memory, one of which is set."""
 
 
 def _copy_deeply(value: Any) -> Any:

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from perennial.data.config import SOURCES, DataConfig, find_kind
 from perennial.data.samples import Source, select_classes
 from perennial.foundation import keywords, plugins
@@ -24,7 +27,26 @@ def load(config: DataConfig, seed: int, cache: Path | None = None) -> Source:
         source = keywords.build(reader, config.source, config.options, "data.options", first=(config, seed))
         if not isinstance(source, Source):
             raise ConfigError(f"data.source: {config.source} gave {type(source).__name__}, allowed a Source")
+        _require_whole(source, f"data.source: {config.source}")
         return select_classes(source, config.classes)
     reader, offered = plugins.load_ours(kind.reader), {"seed": seed, "cache": cache}
     source = reader(config, **{name: offered[name] for name in kind.takes})
     return source if kind.collected else select_classes(source, config.classes)
+
+
+def _require_whole(source: Source, where: str) -> None:
+    """Raises ConfigError naming what somebody's own source got wrong, before samples are lost by it."""
+    for part in (source.train, *([] if source.test is None else [source.test])):
+        x, y = part.x, part.y
+        if not isinstance(x, Tensor) or x.dtype not in (torch.uint8, torch.float32) or not x.numel():
+            found = f"{x.dtype} of shape {tuple(x.shape)}" if hasattr(x, "dtype") else type(x).__name__
+            raise ConfigError(f"{where}: x: found {found}, allowed a uint8 or float32 tensor of samples")
+        if not isinstance(y, Tensor) or y.dtype != torch.int64 or y.shape != x.shape[:1]:
+            found = f"{y.dtype} of shape {tuple(y.shape)}" if hasattr(y, "dtype") else type(y).__name__
+            raise ConfigError(f"{where}: y: found {found}, allowed an int64 tensor of shape ({len(x)},)")
+        if int(y.min()) < 0 or int(y.max()) >= len(source.classes):
+            raise ConfigError(f"{where}: y: found {int(y.max())}, allowed 0 to {len(source.classes) - 1}")
+        for name in ("mean", "std"):
+            found = getattr(source, name)
+            if not isinstance(found, Tensor) or found.shape != x.shape[1:2]:
+                raise ConfigError(f"{where}: {name}: found {found!r:.80}, allowed ({x.shape[1]},) float32")

@@ -39,7 +39,9 @@ class Changes:
     duplicate: list[str] = field(default_factory=list)
 
     def in_words(self) -> Iterator[str]:
-        """Yield a line for each kind of change that occurred."""
+        """Yield a line for each kind of change that occurred; none if nothing was noted before."""
+        if not self.learnt:
+            return
         for kind, what in (
             ("new", "are new"),
             ("corrected", "are known with another class"),

@@ -17,16 +17,18 @@ from typing import Any
 
 import yaml
 
-from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.experiment import Experiment, load_experiment, require_experiment
 from perennial.config.run import RunSettings, find_experiment, resolve_runs_folder
 from perennial.config.yaml_file import read_yaml
 from perennial.engine.run_folders import create_run_folder, has_finished_round, locate_run_folder
 from perennial.engine.sweep_table import Sweep
 from perennial.foundation.errors import ConfigError, PerennialError, StateError
-from perennial.foundation.files import make_folder
+from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.plugins import InUse, Named, find_in_use, restore_in_use, use_also
 
 MOST_RUNS = 1000
+RUNS = "runs.json"
+"""Beside a table: label -> seed -> name of the run's folder. The sweep with the same is the same sweep."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def run_sweep(
     """Run every setting of a sweep with every seed, and put the results into one table.
 
     What has finished already is taken as it is, and what was stopped goes on, so the same call can be made
-    again. All settings are read before the first run starts. A run's model does not depend on `workers`.
+    again, and writes its own table again; the table of another sweep of this name gets a number. All settings
+    are read before the first run starts. A run's model does not depend on `workers`.
 
     Args:
         experiment: an object, a mapping with the keys of a file, or the path of a file.
@@ -192,6 +195,7 @@ def _format_values(key: str, values: Any) -> list[str]:
 
 
 def _as_path(experiment: Experiment | Mapping[str, Any] | Path | str, scratch: Path) -> Path:
+    require_experiment(experiment, "run_sweep")
     if isinstance(experiment, Path | str):
         return find_experiment(Path(experiment)).resolve()
     path = scratch / "experiment.yaml"
@@ -284,9 +288,31 @@ def _collect(
     planned: Sequence[Planned], found: Mapping[Path, dict[str, Any]], name: str, runs: Path | str
 ) -> Sweep:
     rows: dict[str, dict[int, dict[str, Any]]] = {}
+    named: dict[str, dict[str, str]] = {}
     for each in planned:
         label = ", ".join(each.changes) or each.experiment.name
         rows.setdefault(label, {})[each.seed] = found[each.folder]
-    sweep = Sweep(rows, resolve_runs_folder(runs) / f"{name}-table", tuple(each.folder for each in planned))
+        named.setdefault(label, {})[str(each.seed)] = each.folder.name
+    folder = _locate_table(resolve_runs_folder(runs) / f"{name}-table", named)
+    make_folder(folder)
+    # first, so that a table that a kill left half written is found again
+    replace_file(folder / RUNS, f"{json.dumps(named, indent=1)}\n".encode(), mode=0o644)
+    sweep = Sweep(rows, folder, tuple(each.folder for each in planned))
     sweep.write()
     return sweep
+
+
+def _locate_table(first: Path, named: Mapping[str, Mapping[str, str]]) -> Path:
+    """The folder of the table of these runs: the first, or first-2 and so on where it is another's."""
+    folders = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    return next(folder for folder in itertools.chain([first], folders) if _is_table_of(folder, named))
+
+
+def _is_table_of(folder: Path, named: Mapping[str, Mapping[str, str]]) -> bool:
+    """Whether a folder holds the table of these runs, or nothing."""
+    try:
+        return not any(folder.iterdir()) or json.loads((folder / RUNS).read_bytes()) == named
+    except FileNotFoundError:
+        return not os.path.lexists(folder)
+    except (OSError, ValueError):
+        return False

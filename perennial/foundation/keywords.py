@@ -32,6 +32,10 @@ def build(
     hints = get_type_hints(function)
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     found = [item for item in inspect.signature(make).parameters.items() if item[1].kind not in kinds]
+    if len(found) < len(first):
+        raise ConfigError(
+            f"{where}: {name}: takes {len(found)} arguments, allowed {len(first)} before its keys"
+        )
     keywords = dict(found[len(first) :])
     converted: dict[str, Any] = {}
     for key, value in values.items():

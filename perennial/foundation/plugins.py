@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -251,10 +252,16 @@ def load(kind: Kind, name: str, where: str) -> Any:
     entries = _find_entries(kind, name, found.packages)
     try:
         made = entries[0].load() if entries else _from_folder(target, found.folders, where)
-    except ImportError as error:
-        raise ConfigError(f"{where}: {target!r} cannot be imported ({error})") from error
-    except AttributeError as error:
-        raise ConfigError(f"{where}: {target!r} is not there ({error})") from None
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the code of a module does
+        module = target.partition(":")[0].rpartition(".")[2]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename).stem == module]
+        line = f"line {lines[-1]}, " if lines else ""
+        raise ConfigError(
+            f"{where}: {target!r} cannot be imported ({line}{type(error).__name__}: {error})"
+        ) from error
     package = _extract_package(target)
     if (
         not (inspect.isclass(made) or inspect.isfunction(made))

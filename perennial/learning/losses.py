@@ -161,7 +161,13 @@ class Loss:
 
 
 def average_batch(values: Tensor) -> Tensor:
-    """The mean of values (B,) or (B, K); of (B,) to the bits of F.cross_entropy's own mean."""
+    """The mean of values (B,) or (B, K); of (B,) to the bits of F.cross_entropy's own mean.
+
+    Raises ConfigError for anything else, which somebody's own loss may return.
+    """
+    if not isinstance(values, Tensor) or values.dim() == 0:
+        found = f"{values!r:.60}".partition(", grad_fn")[0]
+        raise ConfigError(f"loss: returned {found}, allowed (B,) values, one for each sample of the batch")
     if values.dim() > 1:
         return values.mean()
     # the kernel behind cross_entropy adds up in an order of its own

@@ -97,12 +97,18 @@ class CheckpointWriter:
             self._writes.wait()
 
 
+STATE = "a mapping of names to tensors, and to values that JSON can hold"
+"""What the state_dict of a strategy returns."""
+
+
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, durable: bool = True) -> None:
     """Replace the run's checkpoint.
 
     durable: False leaves it to the caller to flush LATEST, before the next checkpoint.
     Raises StateError when it cannot be written; the one before stays valid.
     """
+    if not isinstance(checkpoint.strategy, Mapping):
+        raise StateError(f"strategy: state_dict(): returned {checkpoint.strategy!r:.80}; allowed: {STATE}")
     tensors = {f"model/{name}": tensor for name, tensor in checkpoint.arrays.items()}
     values = {}
     for name, value in checkpoint.strategy.items():
@@ -118,9 +124,13 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, durable: bool = Tru
         "strategy": values,
         "checksum": _compute_checksum(tensors),
     }
+    try:
+        text = json.dumps(facts)
+    except TypeError as error:
+        raise StateError(f"strategy: state_dict(): {error}; allowed: {STATE}") from error
     if (folder / LATEST).exists():
         _keep_latest(folder)
-    replace_file(folder / LATEST, yield_pieces(tensors, {"facts": json.dumps(facts)}), durable=durable)
+    replace_file(folder / LATEST, yield_pieces(tensors, {"facts": text}), durable=durable)
 
 
 def load_checkpoint(folder: Path) -> tuple[Checkpoint, str]:

@@ -17,10 +17,13 @@ from perennial.config.experiment import Experiment
 from perennial.config.simulation import load_simulated_federation
 from perennial.data.schedule import Registry, TaskSchedule
 from perennial.data.site import SiteData
+from perennial.foundation import plugins
 from perennial.foundation.errors import ConfigError, suggest_nearest
+from perennial.learning.losses import build_classification
 from perennial.learning.scored import Scores
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.fixed import FixedFeatures
+from perennial.models.incremental import IncrementalModel
 from perennial.models.saved import Inputs
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import Noise, add_noise
@@ -68,6 +71,9 @@ class Checked:
 def run_preflight(experiment: Experiment, device: torch.device) -> Checked:
     """Check all that can be checked before anything starts. Raises a PerennialError on what is wrong."""
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
+    if plugins.find_target("loss", experiment.learner.classification.name) is not None:
+        # at real sites it is theirs alone; where it is here too, what is wrong with it shows here
+        build_classification(experiment.learner)
     facts = read_data_facts(experiment)
     schedule, names = facts.registry.schedule, facts.registry.classes
     if strangers := [name for name in experiment.evaluation.operating_points if name not in names]:
@@ -86,6 +92,8 @@ def run_preflight(experiment: Experiment, device: torch.device) -> Checked:
         schedule.num_classes(schedule.count),
         experiment.seed,
     )
+    if plugins.find_target("model", experiment.model.name) is not None:
+        _try_backbone(complete, facts.inputs.shape, experiment.model.name)
     parameters = sum(parameter.numel() for parameter in complete.parameters() if parameter.requires_grad)
     constants = facts.inputs.mean, facts.inputs.std
     model = GlobalModel(experiment, facts.registry, facts.inputs.shape, device, constants)
@@ -95,6 +103,20 @@ def run_preflight(experiment: Experiment, device: torch.device) -> Checked:
         return Checked(strategy, facts, model, parameters, complete.feature_width)
     alternatives = tuple(maps.widths[place] for slot in maps.alternatives for place in slot)
     return Checked(strategy, facts, model, parameters, maps.widest, alternatives)
+
+
+def _try_backbone(model: IncrementalModel, shape: tuple[int, ...], name: str) -> None:
+    """Raises ConfigError unless somebody's own network makes its features of two empty samples."""
+    where = f"model.name: {name}: forward of inputs of shape (2, {', '.join(map(str, shape))})"
+    try:
+        with torch.no_grad():
+            features = model.eval().backbone(torch.zeros(2, *shape))
+    except Exception as error:  # whatever the code of a module does
+        raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
+    allowed = (2, model.feature_width)
+    if not isinstance(features, Tensor) or tuple(features.shape) != allowed:
+        found = tuple(features.shape) if isinstance(features, Tensor) else f"{features!r:.80}"
+        raise ConfigError(f"{where}: returned {found}, allowed a tensor of shape {allowed}, as `width` says")
 
 
 def _try_strategy(

@@ -8,6 +8,7 @@ reveals of what was subtracted.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,15 @@ from perennial.strategies.analytic.kept import FOLDER
 HOLDS_MODELS = {".safetensors", ".onnx", ".pt", ".html"}
 
 
+@contextmanager
+def _hold_run(folder: Path) -> Iterator[None]:
+    """Hold a run's folder. Any other is left as it is: the lock in it would make a run's folder of it."""
+    if not (folder / "experiment.yaml").is_file():
+        raise StateError(f"{folder}: no run to withdraw from here (experiment.yaml is missing)")
+    with hold_folder(folder, "withdraw"):
+        yield
+
+
 def withdraw(folder: Path, site: str, shrinkage: float | None = None) -> Path | None:
     """Take a site's sums out of a run, solve anew, and write whose sums are left; returns that file.
 
@@ -34,7 +44,7 @@ def withdraw(folder: Path, site: str, shrinkage: float | None = None) -> Path | 
     the experiment's own, or chosen again from the sums. Raises StateError or ConfigError saying why it cannot
     be done; a command that was stopped is completed by giving it again.
     """
-    with hold_folder(folder, "withdraw"):
+    with _hold_run(folder):
         run = OpenedRun.open(folder, unfinished=True)
         run.require_features_of_nobody()
         strategy = run.strategy
@@ -137,7 +147,7 @@ def withdraw_records(folder: Path, site: str, group: Path, shrinkage: float | No
 
     group: the file that the site wrote with `perennial site withdraw`.
     """
-    with hold_folder(folder, "withdraw"):
+    with _hold_run(folder):
         run = OpenedRun.open(folder)
         run.require_features_of_nobody()
         sums, strategy = run.strategy.kept_sums, run.strategy

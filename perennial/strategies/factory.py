@@ -37,7 +37,10 @@ def build_strategy(name: str, parameters: Mapping[str, Any], where: str = "strat
             f"{where}.name: {name} is no strategy; allowed: a subclass of "
             "perennial.strategies.base.IncrementalStrategy"
         )
-    return keywords.build(strategy, name, parameters, where, convert=_convert)
+    made = keywords.build(strategy, name, parameters, where, convert=_convert)
+    if not hasattr(made, "exchange"):
+        raise ConfigError(f"{where}.name: {name}: its __init__ has to call super().__init__() first")
+    return made
 
 
 def _convert(where: str, hint: Any, value: Any) -> Any:

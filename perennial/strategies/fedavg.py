@@ -1,11 +1,13 @@
 """FedAvg: the mean of the sites' updates, weighted by samples (McMahan et al. 2017, arXiv 1602.05629)."""
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
 
 from perennial.config.rounds import MAX_SAMPLES
+from perennial.foundation.errors import ConfigError
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.context import Aggregator, RoundContext, RunContext
 from perennial.strategies.round.gate import Admitted
@@ -68,15 +70,20 @@ class WeightedMean(Aggregator):
         self.sum = ExactSum(ctx.reference, ctx.sum_grid(method.largest_sum_weight(ctx.request)))
 
     def add(self, reply: Admitted) -> None:
-        self.sum.add(reply.update, self.method.weight(reply), reply.norm)
+        self.sum.add(reply.update, self._weigh(reply), reply.norm)
 
     def add_stack(self, replies: Sequence[Admitted], rows: Tensor) -> bool:
         """Add K replies at once; rows: (K, P), their updates. False, with nothing added, if it cannot."""
         if type(self).add != WeightedMean.add or list(replies[0].update) != list(self.ctx.reference):
             return False
-        return self.sum.add_rows(
-            rows, [self.method.weight(reply) for reply in replies], [reply.norm for reply in replies]
-        )
+        return self.sum.add_rows(rows, [*map(self._weigh, replies)], [reply.norm for reply in replies])
+
+    def _weigh(self, reply: Admitted) -> float:
+        weight = self.method.weight(reply)
+        if not isinstance(weight, Real):
+            name = type(self.method).__name__
+            raise ConfigError(f"{name}.weight(): returned {weight!r:.80}, allowed a number")
+        return weight
 
     def result(self) -> dict[str, Tensor]:
         return self.sum.add_to(self.ctx.reference, self.ctx.asked if self.method.fixed_weights else None)

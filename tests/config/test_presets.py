@@ -12,6 +12,7 @@ from perennial import load_experiment
 from perennial.cli.main import app
 from perennial.config.experiment import Experiment
 from perennial.config.run import APP_ROOT
+from perennial.config.yaml_file import apply_overrides
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.factory import build_strategy
 
@@ -36,6 +37,7 @@ SETTINGS: list[tuple[str, list[Any]]] = [
     ("learner.contrastive", [{}, {"weight": 0.5}]),
     ("learner.memory", [None, {"per_class": 3}, {"fixed_total": 100}, {"selection": "random", "share": 0.5}]),
     ("learner.memory.per_class", [5]),
+    ("learner.memory.fixed_total", [90]),
     ("learner.memory.balanced", [False]),
     ("learner", [None, {"preset": "replay"}, {"memory": {"per_class": 7}}]),
     ("tasks.rounds", [2]),
@@ -61,6 +63,10 @@ def written(content: dict[str, Any], settings: list[tuple[str, Any]]) -> dict[st
             there = node.get(part)
             node[part] = there if isinstance(there, dict) else {} if there is None else {"name": there}
             node = node[part]
+        if parts[:2] == ["learner", "memory"] and parts[2:] in (["per_class"], ["fixed_total"]):
+            node = result["learner"]["memory"]
+            for budget in ("per_class", "fixed_total", "share"):
+                node.pop(budget, None)
         node[parts[-1]] = json.loads(json.dumps(value))
     return result
 
@@ -95,6 +101,16 @@ def test_a_resolved_experiment_means_what_it_meant(tmp_path: Path) -> None:
         found = load_experiment(path)
         stored.write_text(found.to_yaml())
         assert load_experiment(stored) == found, path
+
+
+@pytest.mark.parametrize("setting", ["learner.memory.fixed_total=90", "learner.memory.per_class=5"])
+def test_a_budget_set_on_a_resolved_learner_takes_the_place_of_its_own(tmp_path: Path, setting: str) -> None:
+    path, resolved = tmp_path / "experiment.yaml", Experiment.of(**CONTENT)
+    path.write_text(yaml.safe_dump(CONTENT))
+    of_file = load_experiment(path, [setting])
+    path.write_text(resolved.to_yaml())
+    of_object = Experiment.of(**apply_overrides(resolved.model_dump(mode="json"), [setting]))
+    assert of_file == load_experiment(path, [setting]) == of_object
 
 
 def test_check_takes_settings_and_says_what_differs(

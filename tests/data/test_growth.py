@@ -12,6 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from perennial.cli.main import app
+from perennial.engine.growth import Changes
 
 MEMORY = {"selection": "random", "per_class": 4}
 
@@ -170,3 +171,9 @@ def test_a_table_that_grew_is_read_as_it_was(tmp_path: Path) -> None:
     assert stored["data"]["normalise"]["mean"]["age"] == pytest.approx(np.mean(ages), rel=0.02)
     assert stored["tasks"]["learnt"] == 2
     assert summary(run)["tasks"][-1] == ["e"]
+
+
+def test_nothing_is_new_where_no_record_was_noted() -> None:
+    """As of a benchmark's data, which sites do not note."""
+    assert not [*Changes(new=["row 1 (7)"]).in_words()]
+    assert [*Changes(learnt=True, new=["row 1 (7)"]).in_words()]

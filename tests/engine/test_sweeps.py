@@ -178,9 +178,13 @@ def test_a_sweep_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytes
     both = run_sweep(SMALL, seeds=[1, 2], **call)
     assert made[2:] == ["small-fedavg-s2", "small-uniform_mean-s2"]
     assert both.rows["strategy=fedavg"][1] == first.rows["strategy=fedavg"][1]
-    assert {path.name for path in both.folder.iterdir()} == {
-        f"table.{ending}" for ending in ("txt", "csv", "tex", "png")
-    }
+    files = {path.name for path in both.folder.iterdir()}
+    assert files == {"runs.json"} | {f"table.{ending}" for ending in ("txt", "csv", "tex", "png")}
+    assert (first.folder.name, both.folder.name) == ("small-table", "small-table-2")
+    (first.folder / "table.txt").unlink()
+    again = run_sweep(SMALL, seeds=[1], **call)
+    assert again.folder == first.folder and (first.folder / "table.txt").read_text() == f"{first}\n"
+    assert (both.folder / "table.txt").read_text() == f"{both}\n" and len(made) == 4
     (tmp_path / "small-s1").mkdir()
     (tmp_path / "small-s1" / "notes.txt").write_text("mine")
     with pytest.raises(StateError, match="holds files that are no run's"):

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from perennial.cli.main import app
 from perennial.cli.pages import serve
 from perennial.foundation.errors import ConfigError
 from perennial.server.control import read_request
@@ -89,3 +91,9 @@ def test_reports_of_finished_runs_are_there(tmp_path: Path) -> None:
         answer = ask(f"{address}/runs/one/report.html")
         assert answer.body == "<p>report</p>" and "sandbox" in answer.headers["content-security-policy"]
         assert 'href="/runs/two"' in ask(address).body
+
+
+@pytest.mark.parametrize("port", ["0", "-1", "99999"])
+def test_a_port_that_is_none_is_refused(tmp_path: Path, port: str) -> None:
+    found = CliRunner().invoke(app, ["serve", str(tmp_path), "--port", port])
+    assert found.exit_code == 2 and "1<=x<=65535" in found.output

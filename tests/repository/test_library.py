@@ -91,6 +91,26 @@ def test_predictions_of_files(finished: Run, tmp_path: Path) -> None:
     assert all(0 < one.confidence <= 1 for one in found)
 
 
+def test_predictions_of_arrays_and_lists(finished: Run, tmp_path: Path) -> None:
+    model, shape = finished.model, finished.model.saved.inputs.shape
+    x = np.random.default_rng(1).integers(0, 256, (3, *shape), dtype=np.uint8)
+    found = model.predict(x)
+    assert model.predict([*x]) == model.predict(torch.from_numpy(x)) == found
+    np.savez(tmp_path / "x.npz", x=x)
+    path = tmp_path / "x.npz"
+    assert model.predict(path) == model.predict(str(path)) == model.predict([path])
+    wrong: list[Any] = [3, None, [1, 2, 3], [x[0], x[0, :, :3]], [path, x[0]]]
+    for samples in wrong:
+        with pytest.raises(ConfigError, match="(?s)predict: found .*, allowed paths, an array of sam"):
+            model.predict(samples)
+    with pytest.raises(ConfigError, match="model: found float32 inputs, allowed uint8"):
+        model.predict(x / 255)
+    nothing: Any = 3
+    for call in (run, perennial.run_sweep):
+        with pytest.raises(ConfigError, match="experiment: found 3, allowed an Experiment, a mapping"):
+            call(nothing)
+
+
 def test_a_folder_gives_the_same_run(finished: Run, tmp_path: Path) -> None:
     again = load_run(finished.folder)
     assert again.summary == finished.summary

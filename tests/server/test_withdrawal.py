@@ -13,7 +13,7 @@ from perennial.foundation.errors import ConfigError, StateError
 from perennial.models.saved import load_saved
 from perennial.server.opened_run import OpenedRun
 from perennial.server.verification import verify
-from perennial.server.withdrawal import describe_next_steps, withdraw
+from perennial.server.withdrawal import describe_next_steps, withdraw, withdraw_records
 from tests.strategies.test_analytic_runs import run
 
 DATA = {"partition": {"kind": "iid"}, "validation_fraction": 0.0}
@@ -176,3 +176,15 @@ def test_a_head_that_samples_chose_is_chosen_again_without_the_site(
     assert "nothing was changed" in " ".join(describe_next_steps(folder, "site-2"))
     with pytest.raises(StateError, match="its sums are in no task"):
         withdraw(folder, "site-9")
+
+
+@pytest.mark.parametrize("name", ["missing", "notes"])
+def test_a_folder_that_is_no_run_is_left_as_it_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / "notes").mkdir()
+    for call in (
+        lambda: withdraw(tmp_path / name, "A"),
+        lambda: withdraw_records(tmp_path / name, "A", tmp_path / "group"),
+    ):
+        with pytest.raises(StateError, match=f"{name}: no run to withdraw from here"):
+            call()
+    assert [*tmp_path.rglob("*")] == [tmp_path / "notes"]

@@ -176,3 +176,61 @@ def test_a_plug_in_whose_state_did_not_grow_with_the_head_is_named(
             run(path, **settings)
     else:
         assert run(path, **settings).summary["rounds"] == 2
+
+
+HEAD = (
+    "import torch\n"
+    "from perennial import Aggregator, Asks, FedAvg, IncrementalStrategy, Loss, Samples, Source\n"
+)
+NETWORK = (
+    "class Own(torch.nn.Module):\n    width = 5\n    def __init__(self, shape): super().__init__()\n"
+    "    def forward(self, x): "
+)
+SOURCE = (
+    "x, y, m = torch.ones(40, 2), torch.arange(40) % 2, torch.ones(2)\n"
+    "def Own(config, seed): return Source(Samples(x, "
+)
+WRONG = {
+    "class Own(FedAvg):\n    def aggregator(self, ctx): return None": r"aggregator\(\): returned None, all",
+    "class Own(IncrementalStrategy): pass": r"strategy Own: has no aggregator\(ctx\)",
+    "class Own(FedAvg):\n    def __init__(self): pass": r"its __init__ has to call super\(\)",
+    "class Own(FedAvg):\n    def weight(self, reply): return None": r"weight\(\): returned None, allowed",
+    "class Own(FedAvg):\n    def state_dict(self): return None": r"state_dict\(\): returned None; allowed",
+    "class Own(FedAvg):\n    def state_dict(self): return {'a': object}": r"state_dict\(\): .* not JSON",
+    "class Own(FedAvg):\n    asks = 'held_out_accuracy'": r"asks is 'held_out_accuracy', allowed Asks",
+    "class Own(FedAvg):\n    def aggregator(self, ctx): return Sums(ctx)\n"
+    "class Sums(Aggregator):\n    def add(self, reply): pass\n    def result(self): return [1]": (
+        r"Sums\.result\(\): returned \[1\], allowed a mapping"
+    ),
+    "class Own(FedAvg): pass\n1 / 0": r"cannot be imported \(line 4, ZeroDivisionError: ",
+    "class Own(": r"cannot be imported \(SyntaxError: ",
+    "class Own(Loss):\n    def __call__(self, batch): return batch.logits.mean()": (
+        r"loss: returned tensor\(.*, allowed \(B,\) values, one for each sample"
+    ),
+    f"{NETWORK}return x.flatten(1)": r"forward of .* \(2, 1, 8, 8\): returned \(2, 64\), allowed .* \(2, 5\)",
+    f"{NETWORK}return x.nothing": r"forward of inputs of .*: AttributeError: ",
+    f"{SOURCE}y[:9]), None, 'ab', m, m)": r"y: found torch.int64 of shape \(9,\), allowed .* \(40,\)",
+    f"{SOURCE}y), None, 'a', m, m)": r"y: found 1, allowed 0 to 0",
+    f"{SOURCE}y), None, 'ab', m, [1.0, 1.0])": r"std: found \[1\.0, 1\.0\], allowed \(2,\) float32",
+    "def Own(): pass": r"data\.options: wrong:Own: takes 0 arguments, allowed 2 before its keys",
+    "class Own(Loss): pass\n1 / 0": r"^learner\.classification\.name: .* cannot be imported \(line 4",
+}
+
+
+@pytest.mark.parametrize("code", WRONG)
+def test_what_ones_own_code_gets_wrong_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    monkeypatch.delitem(sys.modules, "wrong", raising=False)
+    (tmp_path / "wrong.py").write_text(HEAD + code)
+    name = {"name": "wrong:Own"}
+    changes: dict[str, Any] = {"strategy": name}
+    if "Own(Loss)" in code:
+        changes = {"learner": {"classification": name}}
+    elif "Module" in code:
+        changes = {"model": name}
+    elif "def Own" in code:
+        changes = {"data": {"source": "wrong:Own", "sites": 2}}
+    path = written(tmp_path, {**changes, "tasks": {"count": 1, "rounds": 1}})
+    with pytest.raises(PerennialError, match=WRONG[code]):
+        run(path, runs=tmp_path / "runs", device="cpu", plugins=[tmp_path])

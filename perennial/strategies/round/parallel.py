@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING, getLogger
 from operator import itemgetter
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
@@ -48,6 +49,8 @@ def run_parallel_round(strategy: TakesReplies, ctx: RoundContext) -> RoundOutcom
     asked = {site: node for site, node in request.sites.items() if not exchange.is_busy(site)}
     ctx.asked = outcome.asked = len(asked)
     aggregator = strategy.aggregator(ctx)
+    if not isinstance(aggregator, Aggregator):
+        raise _refuse_answer(strategy, "aggregator()", aggregator, "an Aggregator")
     made: dict[str, TrainRequest] = {}
     for sites, fields in request.previous.group_fields(asked):
         made |= strategy.requests(request.build_request(**fields), sites)
@@ -56,10 +59,18 @@ def run_parallel_round(strategy: TakesReplies, ctx: RoundContext) -> RoundOutcom
     replies = exchange.train(ctx.grid, requests, request.deadline, aggregator.while_waiting)
     count = collect(ctx, aggregator, strategy.traits, exchange, map(itemgetter(1), replies))
     if count >= request.quorum:
-        outcome.arrays = unpack(pack(aggregator.result()), "aggregate")
+        arrays = aggregator.result()
+        if not isinstance(arrays, Mapping) or not all(isinstance(each, Tensor) for each in arrays.values()):
+            raise _refuse_answer(aggregator, "result()", arrays, "a mapping of names to tensors")
+        outcome.arrays = unpack(pack(arrays), "aggregate")
     outcome.absent = outcome.list_silent_sites(request.sites)
     outcome.seconds = time.monotonic() - start
     return outcome
+
+
+def _refuse_answer(asked: object, what: str, found: object, allowed: str) -> ConfigError:
+    """Build, and do not raise, the ConfigError for what somebody's own strategy returned."""
+    return ConfigError(f"{type(asked).__name__}.{what}: returned {found!r:.80}, allowed {allowed}")
 
 
 def collect(
@@ -177,7 +188,7 @@ class FlowerRounds(FlowerFedAvg):
 
     def aggregator(self, ctx: RoundContext) -> Aggregator:
         """Build the object that takes the replies of one round and makes the next model."""
-        raise NotImplementedError
+        raise ConfigError(f"strategy {type(self).__name__}: has no aggregator(ctx), and needs one")
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
