@@ -60,8 +60,8 @@ or on seeds of the tables that show them, and still stand:
 - Noise on sums of CIFAR-100: 128 and 256 features were compared on test images, on seed 11.
 
 Runs of averaging, and of methods above it, were once made with `bounds: {norm_multiple: 3}`, which was the
-default then and is off now. They have been made again without it. Bounds never applied to sums of the analytic
-classifier, to masked updates, or where the server adds noise. Records of programs that are gone
+default then and is off now. They have been made again without it. Bounds never applied to sums of the
+analytic classifier, to masked updates, or where the server adds noise. Records of programs that are gone
 ([PROGRAMS.md](PROGRAMS.md)) stand as they were.
 
 Runs under a protection drew their noise from a seed; noise is drawn from the system now, with the same

@@ -4,8 +4,10 @@ Each message names the file, key or site, what was found there and what is allow
 prints the message alone; anything that is not one of these is a fault of Perennial and keeps its traceback.
 """
 
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class PerennialError(Exception):
@@ -83,3 +85,11 @@ def suggest_nearest(found: str, allowed: Iterable[str]) -> str:
         return ""
     close = get_close_matches(found, list(allowed), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def describe_failure(error: Exception, target: str) -> str:
+    """The error's kind and text, after its line in somebody's own module. target: `module:Class`."""
+    module = target.partition(":")[0].rpartition(".")[2]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).stem == module]
+    return f"{f'line {lines[-1]}, ' if lines else ''}{type(error).__name__}: {error}"

@@ -13,7 +13,6 @@ import hashlib
 import importlib
 import inspect
 import sys
-import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from perennial.foundation.errors import ConfigError, suggest_nearest
+from perennial.foundation.errors import ConfigError, describe_failure, suggest_nearest
 
 Kind = Literal["strategy", "source", "model", "loss"]
 GROUPS: dict[Kind, str] = {
@@ -255,18 +254,12 @@ def load(kind: Kind, name: str, where: str) -> Any:
     except ConfigError:
         raise
     except Exception as error:  # whatever the code of a module does
-        module = target.partition(":")[0].rpartition(".")[2]
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if Path(frame.filename).stem == module]
-        line = f"line {lines[-1]}, " if lines else ""
         raise ConfigError(
-            f"{where}: {target!r} cannot be imported ({line}{type(error).__name__}: {error})"
+            f"{where}: {target!r} cannot be imported ({describe_failure(error, target)})"
         ) from error
     package = _extract_package(target)
-    if (
-        not (inspect.isclass(made) or inspect.isfunction(made))
-        or _extract_package(made.__module__) != package
-    ):
+    callable_made = inspect.isclass(made) or inspect.isfunction(made)
+    if not callable_made or _extract_package(made.__module__) != package:
         raise ConfigError(f"{where}: {target} is no class or function of package {package} itself")
     return made
 
