@@ -54,7 +54,10 @@ def build(
         raise ConfigError(f"{where}: {name} needs {', '.join(missing)}")
     try:
         return make(*first, **converted)
-    except ValueError as error:
+    except (
+        ValueError,
+        AttributeError,
+    ) as error:  # AttributeError: PyTorch's, where super().__init__ is missing
         raise ConfigError(f"{where}: {name}: {error}") from error
 
 

@@ -206,7 +206,7 @@ class GradientCorrection:
 
     shift: Tensor | None = None
     pull: float = 0.0
-    others: tuple[Callable[[Tensor, Tensor, Tensor], None], ...] = ()
+    others: tuple[Callable[[Tensor, Tensor, Tensor], object], ...] = ()
 
     def apply(self, gradient: Tensor, parameters: Tensor, received: Tensor) -> None:
         """Change gradient (T,) in place. parameters, received: (T,)."""
@@ -215,7 +215,12 @@ class GradientCorrection:
         if self.pull:
             gradient.add_(parameters - received, alpha=self.pull)
         for correct in self.others:
-            correct(gradient, parameters, received)
+            # a researcher's own half may return what it meant to change
+            if (returned := correct(gradient, parameters, received)) is not None:
+                name = getattr(correct, "__qualname__", repr(correct))
+                raise ConfigError(
+                    f"{name}: returned a {type(returned).__name__}; has to change the gradient in place"
+                )
 
 
 @dataclass(frozen=True)

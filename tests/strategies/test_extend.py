@@ -180,7 +180,7 @@ def test_a_plug_in_whose_state_did_not_grow_with_the_head_is_named(
 
 HEAD = (
     "import torch\n"
-    "from perennial import Aggregator, Asks, FedAvg, IncrementalStrategy, Loss, Samples, Source\n"
+    "from perennial import Aggregator, Asks, FedAvg, IncrementalStrategy, Loss, Samples, SiteMethod, Source\n"
 )
 NETWORK = (
     "class Own(torch.nn.Module):\n    width = 5\n    def __init__(self, shape): super().__init__()\n"
@@ -202,12 +202,19 @@ WRONG = {
     "class Sums(Aggregator):\n    def add(self, reply): pass\n    def result(self): return [1]": (
         r"Sums\.result\(\): returned \[1\], allowed a mapping"
     ),
+    "class Half(SiteMethod):\n    def correct(self, gradient, parameters, received): return 2 * gradient\n"
+    "class Own(FedAvg):\n    asks, site_half = Asks(site_half=True), Half": (
+        r"Half\.correct: returned a Tensor; has to change the gradient in place"
+    ),
     "class Own(FedAvg): pass\n1 / 0": r"cannot be imported \(line 4, ZeroDivisionError: ",
     "class Own(": r"cannot be imported \(SyntaxError: ",
     "class Own(Loss):\n    def __call__(self, batch): return batch.logits.mean()": (
         r"loss: returned tensor\(.*, allowed \(B,\) values, one for each sample"
     ),
     f"{NETWORK}return x.flatten(1)": r"forward of .* \(2, 1, 8, 8\): returned \(2, 64\), allowed .* \(2, 5\)",
+    "class Own(torch.nn.Module):\n    width = 5\n    def __init__(self, shape): self.one = torch.nn.Linear(1, 1)": (
+        r"model.*wrong:Own: cannot assign module before Module\.__init__"
+    ),
     f"{NETWORK}return x.nothing": r"forward of inputs of .*: AttributeError: ",
     f"{SOURCE}y[:9]), None, 'ab', m, m)": r"y: found torch.int64 of shape \(9,\), allowed .* \(40,\)",
     f"{SOURCE}y), None, 'a', m, m)": r"y: found 1, allowed 0 to 0",
