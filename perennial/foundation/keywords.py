@@ -54,11 +54,12 @@ def build(
         raise ConfigError(f"{where}: {name} needs {', '.join(missing)}")
     try:
         return make(*first, **converted)
-    except (
-        ValueError,
-        AttributeError,
-    ) as error:  # AttributeError: PyTorch's, where super().__init__ is missing
+    except ValueError as error:
         raise ConfigError(f"{where}: {name}: {error}") from error
+    except AttributeError as error:
+        if "Module.__init__()" not in str(error):
+            raise
+        raise ConfigError(f"{where}: {name}: {error}; call super().__init__() first") from error
 
 
 def convert_value(where: str, hint: Any, value: Any) -> Any:

@@ -212,8 +212,8 @@ WRONG = {
         r"loss: returned tensor\(.*, allowed \(B,\) values, one for each sample"
     ),
     f"{NETWORK}return x.flatten(1)": r"forward of .* \(2, 1, 8, 8\): returned \(2, 64\), allowed .* \(2, 5\)",
-    "class Own(torch.nn.Module):\n    width = 5\n    def __init__(self, shape): self.one = torch.nn.Linear(1, 1)": (
-        r"model.*wrong:Own: cannot assign module before Module\.__init__"
+    "class Own(torch.nn.Module):\n    def __init__(self, shape): self.one = torch.nn.Linear(1, 1)": (
+        r"model.*wrong:Own: cannot assign .*; call super\(\)\.__init__\(\) first"
     ),
     f"{NETWORK}return x.nothing": r"forward of inputs of .*: AttributeError: ",
     f"{SOURCE}y[:9]), None, 'ab', m, m)": r"y: found torch.int64 of shape \(9,\), allowed .* \(40,\)",
