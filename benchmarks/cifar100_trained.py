@@ -28,6 +28,7 @@ from typing import Any
 import yaml
 
 from benchmarks.environment import machine, versions
+from perennial.foundation.files import replace_file
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "cifar100_trained.jsonl"
@@ -145,7 +146,7 @@ class Place:
     jobs: int = 1
     minutes: float = LONGEST
     _free: threading.Semaphore = field(init=False)
-    _writes: threading.Lock = field(init=False, default_factory=threading.Lock)
+    _file: threading.RLock = field(init=False, default_factory=threading.RLock)
     _end: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -154,7 +155,8 @@ class Place:
 
     def read(self) -> dict[str, Found]:
         """Run -> its result, as far as it came."""
-        lines = self.results.read_text().splitlines() if self.results.exists() else []
+        with self._file:
+            lines = self.results.read_text().splitlines() if self.results.exists() else []
         return {found["run"]: found for found in map(json.loads, lines)}
 
     def finish(self, run: Run, sizes: Sizes) -> Found:
@@ -169,10 +171,10 @@ class Place:
     def note(self, run: Run, sizes: Sizes) -> Found:
         """Write the result of a run, as far as it has come, to the file of results."""
         found = self._read_result(run, sizes)
-        with self._writes:
+        with self._file:
             known = self.read() | {run.name: found}
             lines = [json.dumps(known[name]) for name in sorted(known)]
-            self.results.write_text("".join(f"{line}\n" for line in lines))
+            replace_file(self.results, "".join(f"{line}\n" for line in lines).encode(), mode=0o644)
         print(describe(found), flush=True)
         return found
 
@@ -303,8 +305,9 @@ def write_page(known: dict[str, Found]) -> str:
     lines = [
         "# CIFAR-100 whole, ResNet-20, 5 sites, Dirichlet 0.5, 10 tasks of four local epochs a round",
         "",
-        "`python -m benchmarks.cifar100_trained`. All 50,000 training images, at most 50 exemplars of a",
-        "class at all sites together, SGD with momentum, a cosine in each task, last norms that begin at 0.",
+        "`python -m benchmarks.cifar100_trained`, stages 2 and 3 with `--rates 0.05 0.1`. All 50,000",
+        "training images, at most 50 exemplars of a class at all sites together, SGD with momentum, a cosine",
+        "in each task, last norms that begin at 0.",
         "Accuracy on the test images of all classes so far, after each task. The rows differ in what their",
         "name says, and in the rate, which validation samples of seed 1000 chose. `joint` has all classes in",
         "one task, and no memory.",

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from perennial.config.site import SiteConfig
+from perennial.deploy import supernode
+from perennial.deploy.processes import Runtime
 from perennial.deploy.warm import RESTART, SOCKET, write_stand_in
 from tests.live_pages import until
 
@@ -70,3 +73,36 @@ def test_a_request_without_streams_starts_nothing(tmp_path: Path, warm: "subproc
     assert warm.poll() is None
     said, _ = call(tmp_path, "--help").communicate(timeout=60)
     assert b"usage" in said
+
+
+def test_a_call_that_comes_while_modules_are_imported_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import pathlib, time\nwhile not pathlib.Path(__file__).with_name('go').exists(): time.sleep(0.05)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    write_stand_in(tmp_path / "bin", SCRIPT)
+    command = [sys.executable, "-m", "perennial.deploy.warm", str(tmp_path / "warm"), SCRIPT, "slow"]
+    with subprocess.Popen(command) as process:
+        try:
+            until((tmp_path / "warm").exists, 120)
+            asked = call(tmp_path, "--help")
+            with pytest.raises(subprocess.TimeoutExpired):
+                asked.wait(1)
+            (tmp_path / "go").touch()
+            said, _ = asked.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert b"usage: flwr-clientapp" in said
+
+
+@pytest.mark.parametrize(("demand", "is_loaded"), [("none", False), ("sample", True), ("patient", True)])
+def test_opacus_is_imported_before_the_turns_of_a_site_that_demands_dp_sgd(
+    tmp_path: Path, demand: str, is_loaded: bool
+) -> None:
+    policy = {"require_privacy": demand, "max_epsilon": None if demand == "none" else 8.0}
+    config = SiteConfig.model_validate({"site": "graz", "state_dir": tmp_path, "policy": policy})
+    (tmp_path / "process").mkdir()
+    listed = supernode._list_apps(Runtime(tmp_path / "process", tmp_path, 9, ()), config)
+    assert any("opacus.grad_sample" in command for command in listed.values()) == is_loaded
