@@ -135,10 +135,12 @@ def test_a_site_that_has_not_approved_is_named_and_takes_part_once_it_has(watche
     watched.approve("site-0")
     there.deploy("submit", watched.experiment)
     watched.names("not_approved", "site-1", "trial")
-    page, metrics = ask(f"{watched.pages}/runs/trial").body, ask(f"{watched.pages}/metrics").body
+    # site-0 is away until it too has said who it is, which may be after the refusal
+    all_there = 'perennial_run_sites{run="trial",state="offline"} 0.0'
+    until(lambda: all_there in ask(f"{watched.pages}/metrics").body, SECONDS)
+    page = ask(f"{watched.pages}/runs/trial").body
     row = re.search(r'>site-1</t[hd]><td[^>]*><span class="pill (\w+)"', page)
     assert row is not None and row.group(1) == "refused", "in the table, and not offline"
-    assert 'perennial_run_sites{run="trial",state="offline"} 0.0' in metrics
     watched.approve("site-1")
     watched.ended("not_approved", "site-1")
 
