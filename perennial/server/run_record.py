@@ -238,9 +238,14 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
+        folder = path.parent
+        if not any((folder / name).exists() for name in ("experiment.yaml", "summary.json", EVENTS)):
+            raise StateError(
+                f"{folder}: no run is in it; name a folder that `perennial run` has written"
+            ) from None
         raise StateError(
             f"{path}: missing; a report needs a finished run: "
-            f"`perennial run EXPERIMENT --resume {path.parent}` finishes it"
+            f"`perennial run EXPERIMENT --resume {folder}` finishes it"
         ) from None
     except OSError as error:
         raise StateError(

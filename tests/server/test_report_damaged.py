@@ -22,6 +22,11 @@ def test_a_missing_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> N
         write_report(folder)
 
 
+def test_a_folder_without_a_run_is_not_to_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="no run is in it; name a folder"):
+        write_report(tmp_path)
+
+
 def test_a_summary_that_is_cut_short_or_lacks_a_key_is_named(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     whole = (folder / "summary.json").read_text()
