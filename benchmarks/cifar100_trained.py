@@ -134,6 +134,8 @@ def content_of(run: Run, sizes: Sizes, classes: list[str]) -> dict[str, Any]:
 
 
 Found = dict[str, Any]
+BEGAN = ("rounds", "options", "machine", "versions")
+"""What the line of a run says of its first rounds where it went on at another machine."""
 
 
 @dataclass
@@ -172,7 +174,13 @@ class Place:
         """Write the result of a run, as far as it has come, to the file of results."""
         found = self._read_result(run, sizes)
         with self._file:
-            known = self.read() | {run.name: found}
+            known = self.read()
+            before = known.get(run.name, found)
+            if "began" in before:
+                found["began"] = before["began"]
+            elif before["machine"] != found["machine"]:
+                found["began"] = {key: before[key] for key in BEGAN}
+            known[run.name] = found
             lines = [json.dumps(known[name]) for name in sorted(known)]
             replace_file(self.results, "".join(f"{line}\n" for line in lines).encode(), mode=0o644)
         print(describe(found), flush=True)
@@ -310,7 +318,7 @@ def write_page(known: dict[str, Found]) -> str:
         "in each task, last norms that begin at 0.",
         "Accuracy on the test images of all classes so far, after each task. The rows differ in what their",
         "name says, and in the rate, which validation samples of seed 1000 chose. `joint` has all classes in",
-        "one task, and no memory.",
+        "one task, and no memory. TF32 is float32 on a processor.",
     ]
     titles = {
         3: "Stage 3: the arms",
@@ -326,6 +334,8 @@ def write_page(known: dict[str, Found]) -> str:
             judged = [found["forgetting"], found["validation"]]
             shown = ["-" if value is None else f"{100 * value:.1f}" for value in judged]
             rounds = f"{found['rounds']}{'' if found['finished'] else ', stopped'}"
+            if began := found.get("began"):
+                rounds += f"; the first {began['rounds']} with `{began['options']}`"
             cells = [found["arm"], f"{found['rate']:g}", found["seed"], rounds, by_task or "-", *shown]
             lines += [f"| {' | '.join(map(str, cells))} |"]
         sizes = {
@@ -334,8 +344,9 @@ def write_page(known: dict[str, Found]) -> str:
         }
         hours = sum(each["seconds_of_rounds"] for each in stages[stage]) / 3600
         lines += ["", f"{'; '.join(sorted(sizes))}; {hours:.1f} hours of rounds, of runs side by side."]
-    places = sorted({f"{each['machine']}; {each['versions']['torch']}" for each in known.values()})
-    return "\n".join([*lines, "", f"PyTorch beside the machine: {'; '.join(places)}.", ""])
+    places = [place for each in known.values() for place in (each, each.get("began")) if place]
+    named = sorted({f"{place['machine']}; PyTorch {place['versions']['torch']}" for place in places})
+    return "\n".join([*lines, "", *(f"- {name}" for name in named), ""])
 
 
 def main() -> None:
