@@ -52,22 +52,19 @@ def p_value(values: Sequence[float], margin: float) -> float:
     return float(2 * stdtr(len(values) - 1, -distance / error))
 
 
-def holm(
-    tests: Mapping[Key, tuple[Sequence[float], float]], tested: int | None = None
-) -> dict[Key, Interval]:
+def holm(tests: Mapping[Key, tuple[Sequence[float], float]]) -> dict[Key, Interval]:
     """An interval for each test that excludes the test's margin if Holm's procedure rejects it.
 
-    tests: the values of each, and its margin. tested: how many were tested, these and others that were not
-    rejected; None: these alone. The smallest of m p-values is held against (1 - LEVEL) / m, the
+    tests: the values of each, and its margin. The smallest of m p-values is held against (1 - LEVEL) / m, the
     next against (1 - LEVEL) / (m - 1), and so on to the first that is not below; from there on none is
-    rejected (Holm 1979, Scandinavian Journal of Statistics 6). The chance of any false rejection on the page
+    rejected (Holm 1979, Scandinavian Journal of Statistics 6). The chance of any false rejection among them
     is at most 1 - LEVEL. Each interval has the level at which its test was decided.
     """
     p = {key: p_value(values, margin) for key, (values, margin) in tests.items()}
     found, rejecting, share = {}, True, 1.0
     for place, key in enumerate(sorted(tests, key=lambda key: p[key])):
         if rejecting:
-            share = (1 - LEVEL) / ((tested or len(tests)) - place)
+            share = (1 - LEVEL) / (len(tests) - place)
             rejecting = p[key] < share
         found[key] = t_interval(tests[key][0], 1 - share)
     return found

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from benchmarks.intervals import LEAST_SEEDS, Interval, holm, t_interval
 
@@ -46,33 +46,39 @@ class Claim:
 class Verdict:
     """Whether a claim holds in our figures.
 
-    difference: None when fewer than two seeds have both rows. The claim holds when the whole interval is
-    above its margin and does not hold when the whole interval is below; else, and with fewer than five seeds,
-    it is undecided.
+    The claim holds when the whole corrected interval is above its margin and does not hold when the whole
+    interval is below; else, and with fewer than five seeds, it is undecided.
+
+    Attributes:
+        corrected: Interval of the mean difference, widened for the number of claims. None with fewer than
+            five seeds.
+        effect: The same with its own 95 % interval. None when fewer than two seeds have both rows.
+        seeds: How many have both rows.
     """
 
     word: Word
-    difference: Interval | None
+    corrected: Interval | None
+    effect: Interval | None
     seeds: int
 
 
-def judge(claims: Sequence[tuple[Claim, Runs]], tested: int | None = None) -> list[Verdict]:
-    """The verdicts on all claims of a page, with intervals that are corrected for their number (Holm).
-
-    tested: how many were ever tested, with those that are on the page no more; None: these.
-    """
-    measured = [(claim.differences(runs), claim.margin) for claim, runs in claims]
-    enough = {place: test for place, test in enumerate(measured) if len(test[0]) >= LEAST_SEEDS}
-    corrected = holm(enough, None if tested is None else tested - len(measured) + len(enough))
+def judge(claims: Sequence[tuple[Claim, Runs]]) -> list[Verdict]:
+    """The verdicts on all claims of one family, corrected for their number (Holm)."""
+    measured = [claim.differences(runs) for claim, runs in claims]
+    enough = {
+        place: (differences, claims[place][0].margin)
+        for place, differences in enumerate(measured)
+        if len(differences) >= LEAST_SEEDS
+    }
+    corrected = holm(enough)
     verdicts = []
-    for place, (differences, margin) in enumerate(measured):
-        if len(differences) < 2:
-            verdicts.append(Verdict("not measured", None, len(differences)))
-        elif place not in corrected:
-            verdicts.append(Verdict("undecided", t_interval(differences), len(differences)))
-        else:
-            interval = corrected[place]
-            verdicts.append(Verdict(_word(interval, margin), interval, len(differences)))
+    for place, differences in enumerate(measured):
+        effect, word = None, cast("Word", "not measured")
+        if len(differences) > 1:
+            effect, word = t_interval(differences), "undecided"
+        if place in corrected:
+            word = _word(corrected[place], enough[place][1])
+        verdicts.append(Verdict(word, corrected.get(place), effect, len(differences)))
     return verdicts
 
 

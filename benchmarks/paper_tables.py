@@ -4,8 +4,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.decisions import Estimate
-from benchmarks.intervals import t_interval
 from benchmarks.paper_claims import Claim, Runs, Verdict
 
 PAPERS: Mapping[str, str] = {
@@ -64,8 +62,8 @@ UNTESTED = (
         "by attack: [security](tricon_sf_security.md)",
     ),
 )
-Tested = tuple[str, Claim, Runs, Verdict | None]
-"""Table, claim, the runs that it is judged by, and its verdict; None: it was taken off."""
+Tested = tuple[str, Claim, Runs, Verdict]
+"""Table, claim, the runs of the table, and the verdict."""
 
 
 def paper_of(table: str) -> str | None:
@@ -80,7 +78,7 @@ def claimed_by_paper(table: str, claim: Claim) -> str | None:
     return None if any(word in claim.text for word in OURS) else paper_of(table)
 
 
-def papers_table(tested: Sequence[Tested], decided: Mapping[tuple[str, str], Estimate]) -> Iterator[str]:
+def papers_table(tested: Sequence[Tested]) -> Iterator[str]:
     """As Markdown, line by line."""
     yield "| paper | claim | what we saw |"
     yield "| --- | --- | --- |"
@@ -91,29 +89,17 @@ def papers_table(tested: Sequence[Tested], decided: Mapping[tuple[str, str], Est
                 claims.setdefault(each[1].text, []).append(each)
         link = f"[{name}](../../docs/methods/{paper}.md)"
         for text, those in claims.items():
-            cells = "; ".join(_cell(*each, decided.get((each[0], text))) for each in those)
+            cells = "; ".join(_cell(*each) for each in those)
             yield f"| {link} | {text} | {cells} |"
         for each in UNTESTED:
             if each.paper == paper:
                 yield f"| {link} | {each.claim} | **{each.word}**: {each.why} |"
 
 
-def _cell(name: str, claim: Claim, runs: Runs, verdict: Verdict | None, decided: Estimate | None) -> str:
+def _cell(name: str, claim: Claim, runs: Runs, verdict: Verdict) -> str:
     figures = " against ".join(_mean(claim, row, runs) for row in (claim.better, claim.worse))
-    word, interval, why = "undecided", None, ""
-    if verdict is not None:
-        word, interval = SEEN[verdict.word], verdict.difference
-        if decided is not None and decided.decision == "more seeds":
-            why = f", {verdict.seeds} of {decided.needed:g} new seeds run"
-    elif decided is not None:
-        found, why = claim.differences(runs), f", would take {_seeds(decided.needed)}"
-        interval = t_interval(found) if len(found) > 1 else None
-    shown = "" if interval is None else f" {figures}, {interval}"
-    return f"**{word}**{why} ([{name}]({name}.md){shown})"
-
-
-def _seeds(needed: float) -> str:
-    return "more than 400 seeds" if needed == float("inf") else f"{needed:g} seeds"
+    shown = f" {figures}, {verdict.effect}, {verdict.seeds} seeds" if verdict.effect is not None else ""
+    return f"**{SEEN[verdict.word]}** ([{name}]({name}.md){shown})"
 
 
 def _mean(claim: Claim, row: str, runs: Runs) -> str:

@@ -13,12 +13,10 @@ from typing import Any
 
 from benchmarks.chart import chart
 from benchmarks.controls import controls_of
-from benchmarks.decisions import read_deciding_runs, read_decisions
 from benchmarks.grid import newest
-from benchmarks.intervals import t_interval
 from benchmarks.markdown import age, markdown, missing
-from benchmarks.paper_claims import Claim, Runs, Verdict, judge
-from benchmarks.paper_tables import Tested, claimed_by_paper, paper_of, papers_table
+from benchmarks.paper_claims import judge
+from benchmarks.paper_tables import Tested, claimed_by_paper, papers_table
 from benchmarks.table import RESULTS, ROOT, Table, tables
 
 DOCS = ROOT / "docs"
@@ -72,9 +70,8 @@ PAPERS = """## What the five papers claim, and what we saw
 
 Experiments as published, as far as the papers say what they did: `experiments/*_as_published.yaml`; what they
 leave open or get wrong is on each method's page. Figures: the better row against the worse, then the mean of
-the paired differences in points with its interval, widened for the number of the paper's claims. Where a
-claim was taken off, the interval is its own. All figures are of small sizes; "not judged" says what a verdict
-would take.
+the paired differences in points with its own 95 % interval. The verdict is corrected for the number of the
+paper's claims. All figures are of small sizes; "not judged" says what a verdict would take.
 `python -m benchmarks NAME --scale paper` starts a table of a paper's size, which wants a GPU.
 """
 
@@ -97,17 +94,18 @@ def page(held: Measured) -> str:
     found = sorted(tables().items())
     present = [(name, table, held[name]) for name, table in found if held[name]]
     absent = [(name, table) for name, table in found if not held[name]]
-    verdicts = verdicts_of(present)
+    tested = judge_claims(present)
     parts = [
         HEAD,
         *_ages(present),
-        *_claims_at_a_glance(verdicts),
-        *_wholly_below(_tested(present, verdicts)),
+        *_claims_at_a_glance(tested),
+        *_wholly_below(tested),
         *_what_it_took(present),
         CHOICES,
-        "\n".join([PAPERS, *papers_table(_tested(present, verdicts), read_decisions())]),
+        "\n".join([PAPERS, *papers_table(tested)]),
+        "\n".join(_list(present, tested)),
+        "\n".join(_claims(tested)),
     ]
-    parts += ["\n".join(_list(present, verdicts)), "\n".join(_claims(_tested(present, verdicts)))]
     if absent:
         lines = [
             f"- `{name}` ({table.scale} size): {table.title}. {missing(table, [])}" for name, table in absent
@@ -128,59 +126,25 @@ def _ages(present: Present) -> Iterator[str]:
         yield f"{len(old)} of the {len(present)} tables below are old. {' '.join(sorted(why))}"
 
 
-Verdicts = Mapping[str, Sequence[tuple[Claim, Verdict]]]
-"""Table -> its claims that stand, with their verdicts."""
+def judge_claims(present: Present) -> list[Tested]:
+    """Every claim of the tables that have runs. Those of one paper are a family, and those of no paper."""
+    every = [(name, claim, runs) for name, table, runs in present for claim in table.claims]
+    families = [claimed_by_paper(name, claim) for name, claim, _ in every]
+    found: dict[int, Tested] = {}
+    for family in set(families):
+        places = [place for place, each in enumerate(families) if each == family]
+        verdicts = judge([every[place][1:] for place in places])
+        found |= {place: (*every[place], verdict) for place, verdict in zip(places, verdicts, strict=True)}
+    return [found[place] for place in range(len(every))]
 
 
-def verdicts_of(present: Present) -> dict[str, list[tuple[Claim, Verdict]]]:
-    """On the claims that were not taken off; those that got new seeds are judged by these alone."""
-    decided, every = read_decisions(), list[tuple[str, Claim, Runs]]()
-    for name, table, runs in present:
-        for claim in table.claims:
-            found = decided.get((name, claim.text))
-            if found is None or found.decision == "judged":
-                every.append((name, claim, runs))
-            elif found.decision == "more seeds":
-                every.append((name, claim, read_deciding_runs(table, claim, found)))
-    verdicts: dict[str, list[tuple[Claim, Verdict]]] = {name: [] for name, _, _ in present}
-    for family in {_family(name) for name, _, _ in every}:
-        those = [each for each in every if _family(each[0]) == family]
-        off = {key for key in decided if _family(key[0]) == family}
-        tested = len(off | {(name, claim.text) for name, claim, _ in those})
-        judged = judge([(claim, runs) for _, claim, runs in those], tested)
-        for (name, claim, _), verdict in zip(those, judged, strict=True):
-            verdicts[name].append((claim, verdict))
-    return verdicts
-
-
-def _family(table: str) -> str:
-    """The paper whose claims are corrected together; "" for claims of no paper."""
-    return paper_of(table) or ""
-
-
-def _tested(present: Present, verdicts: Verdicts) -> list[Tested]:
-    """Every claim of the tables that have runs, those that were taken off as well."""
-    decided, tested = read_decisions(), list[Tested]()
-    for name, table, runs in present:
-        standing = {claim.text: verdict for claim, verdict in verdicts[name]}
-        for claim in table.claims:
-            found = decided.get((name, claim.text))
-            new = found is not None and found.decision == "more seeds"
-            own = read_deciding_runs(table, claim, found) if new and found else runs
-            tested.append((name, claim, own, standing.get(claim.text)))
-    return tested
-
-
-def _claims_at_a_glance(verdicts: Verdicts) -> Iterator[str]:
-    words = Counter(verdict.word for those in verdicts.values() for _, verdict in those)
-    off = sum(each.decision == "taken off" for each in read_decisions().values())
+def _claims_at_a_glance(tested: Sequence[Tested]) -> Iterator[str]:
+    words = Counter(verdict.word for *_, verdict in tested)
     if words:
         open_claims = words["undecided"] + words["not measured"]
         yield (
-            f"{words.total() + off} claims were put to the test. {words['holds']} hold, "
-            f"{words['does not hold']} do not hold, {open_claims} are undecided. {off} were undecided "
-            "and are taken off, because seeds that would decide them cost more than we pay "
-            "([which](power.md)); they count in the correction all the same."
+            f"{words.total()} claims were put to the test. {words['holds']} hold, "
+            f"{words['does not hold']} do not hold, {open_claims} are undecided."
         )
 
 
@@ -194,10 +158,7 @@ def _what_it_took(present: Present) -> Iterator[str]:
         )
 
 
-def _list(
-    present: Present,
-    verdicts: Verdicts,
-) -> Iterator[str]:
+def _list(present: Present, tested: Sequence[Tested]) -> Iterator[str]:
     yield from (
         "## The tables",
         "",
@@ -206,36 +167,32 @@ def _list(
     )
     for name, table, runs in present:
         seeds, minutes = len({run["seed"] for run in runs}), sum(run["seconds"] for run in runs) / 60
-        hold = sum(verdict.word == "holds" for _, verdict in verdicts[name])
-        claims = f"{hold} of {len(verdicts[name])}" if verdicts[name] else "-"
+        words = [verdict.word for of, *_, verdict in tested if of == name]
+        claims = f"{words.count('holds')} of {len(words)}" if words else "-"
         gap = f" {missing(table, runs)}" if missing(table, runs) else ""
         yield f"| {_link(name, table)}{gap} | {seeds} | {minutes:.0f} | {claims} |"
 
 
 def _claims(tested: Sequence[Tested]) -> Iterator[str]:
-    """Each claim that is not in the papers' table, with its effect, those that were taken off as well."""
+    """Each claim that is not in the papers' table, with its effect."""
     yield from (
         "## Claims of no paper",
         "",
         "| claim | effect, points | seeds | verdict |",
         "| --- | --- | --- | --- |",
     )
-    for name, claim, runs, verdict in tested:
-        if claimed_by_paper(name, claim) is not None:
-            continue
-        found = claim.differences(runs)
-        word = "taken off" if verdict is None else verdict.word
-        interval = t_interval(found) if len(found) > 1 else "-"
-        yield f"| [{claim.text}]({name}.md) | {interval} | {len(found)} | {word} |"
+    for name, claim, _, verdict in tested:
+        if claimed_by_paper(name, claim) is None:
+            effect = verdict.effect or "-"
+            yield f"| [{claim.text}]({name}.md) | {effect} | {verdict.seeds} | {verdict.word} |"
 
 
 def _wholly_below(tested: Sequence[Tested]) -> Iterator[str]:
     """Claims whose effect is the other way round by its own interval, whatever the verdict."""
     below = [
-        f"[{claim.text}]({name}.md) {t_interval(found)}"
-        for name, claim, runs, _ in tested
-        for found in [claim.differences(runs)]
-        if len(found) > 1 and t_interval(found).high < 0
+        f"[{claim.text}]({name}.md) {verdict.effect}"
+        for name, claim, _, verdict in tested
+        if verdict.effect is not None and verdict.effect.high < 0
     ]
     if below:
         yield f"Effects that lie wholly below 0 by their own interval: {'; '.join(below)}."

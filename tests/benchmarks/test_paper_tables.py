@@ -1,7 +1,5 @@
 """Each paper's claims stand in one table; tables of a paper's size are whole and start only when asked."""
 
-import json
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +8,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
-from benchmarks.decisions import Estimate, read_decisions
 from benchmarks.grid import jobs
-from benchmarks.paper_claims import Claim, judge
 from benchmarks.paper_sheets import PAGE, Value, page, read_sheets, recipe
 from benchmarks.paper_tables import PAPERS, UNTESTED, paper_of
 from benchmarks.table import EXPERIMENTS, RESULTS, tables
@@ -91,25 +87,3 @@ def test_a_table_of_the_papers_size_has_the_papers_protocol(name: str) -> None:
     assert sum(map(len, (case.paper for case in size.cases.values()))) == sum(
         bool(row.paper) for row in tables()[size.name].rows
     )
-
-
-def test_claims_that_were_taken_off_count_in_the_correction() -> None:
-    claim = Claim("c", "a", "b", "m")
-    runs = [
-        {"row": row, "seed": seed, "measures": {"m": share}}
-        for seed, gain in enumerate((0.02, 0.03, 0.01, 0.035, 0.02))
-        for row, share in (("a", 0.5 + gain), ("b", 0.5))
-    ]
-    assert judge([(claim, runs)])[0].word == "holds"
-    assert judge([(claim, runs)], tested=100)[0].word == "undecided"
-
-
-def test_decisions_are_read_as_they_were_written(tmp_path: Path) -> None:
-    (tmp_path / "power.json").write_text(
-        json.dumps(
-            [vars(Estimate("t", "c", "undecided", 0.0, 1.0, 5, 7, 1.0)) | {"needed": None, "minutes": -1.0}]
-        )
-    )
-    [found] = read_decisions(tmp_path).values()
-    assert found.needed == inf and found.decision == "taken off"
-    assert read_decisions(tmp_path / "nowhere") == {}

@@ -121,10 +121,10 @@ def test_a_claim_is_judged_seed_by_seed(
 
 def test_the_difference_is_paired() -> None:
     (verdict,) = judge([(Claim("", "better", "worse", "m"), runs([0.1, 0.9], [0.05, 0.87]))])
-    assert verdict.difference is not None
-    assert verdict.difference.mean == pytest.approx(4.0)
+    assert verdict.effect is not None
+    assert verdict.effect.mean == pytest.approx(4.0)
     # the quantile of one degree of freedom is 12.706; the standard error of 5 and 3 is 1
-    assert verdict.difference.high == pytest.approx(4.0 + 12.706, abs=1e-3)
+    assert verdict.effect.high == pytest.approx(4.0 + 12.706, abs=1e-3)
 
 
 def test_verdicts_are_corrected_for_the_number_of_claims_on_the_page() -> None:
@@ -136,7 +136,7 @@ def test_verdicts_are_corrected_for_the_number_of_claims_on_the_page() -> None:
     assert [verdict.word for verdict in both] == ["holds", "holds"], (
         "the clear one leaves the faint its level"
     )
-    first, second = (verdict.difference for verdict in both)
+    first, second = (verdict.corrected for verdict in both)
     assert first is not None
     assert second is not None
     assert (first.level, second.level) == (pytest.approx(0.95), pytest.approx(0.975))
