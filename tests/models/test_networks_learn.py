@@ -92,6 +92,18 @@ def test_forty_steps_at_a_recipes_own_rate(recipe: str) -> None:
     expect_learning(trained(*RECIPES[recipe], side=16).losses)
 
 
+@pytest.mark.slow
+def test_forty_steps_of_mobilenet_which_no_recipe_names() -> None:
+    expect_learning(trained("mobilenet_v2", Optimizer(lr=0.01, momentum=0.9), side=16).losses)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_was_learnt_holds_for_other_images(recipe: str) -> None:
+    assert trained(*RECIPES[recipe], side=16, steps=200).accuracy > 0.7
+
+
 @pytest.mark.parametrize("network", RESIDUAL)
 def test_each_residual_block_begins_as_its_shortcut(network: str) -> None:
     """A 1 on every last scale changes the answers: it is the branches that are silent, not the shortcuts."""
