@@ -103,8 +103,8 @@ class Runtime:
         thread, which a fork would lack. approvals: of a site, whose apps are pinned.
         """
         write_stand_ins(self.folder / "bin", script)
-        warm = [sys.executable, "-m", "perennial.deploy.warm", str(self.folder / "warm"), script]
-        warm += [] if approvals is None else ["--approvals", str(approvals.absolute())]
+        pinned = [] if approvals is None else ["--approvals", str(approvals.absolute())]
+        warm = [sys.executable, "-m", "perennial.deploy.warm", *pinned, str(self.folder / "warm"), script]
         address = ("--runtime-api-address", f"127.0.0.1:{self.port}", *self.certificate)
         return {
             "the warm ServerApp" if "server" in script else "the warm ClientApp": [*warm, *MODULES, *modules],

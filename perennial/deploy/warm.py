@@ -151,9 +151,9 @@ def _reap(number: int, frame: object) -> None:
 if __name__ == "__main__":
     logging.basicConfig(format="%(levelname)s %(asctime)s: %(message)s")
     parser = argparse.ArgumentParser()
+    parser.add_argument("--approvals", type=Path)
     parser.add_argument("socket", type=Path)
     parser.add_argument("script", choices=SCRIPTS)
     parser.add_argument("modules", nargs="*")
-    parser.add_argument("--approvals", type=Path)
     given = parser.parse_args()
     serve(given.socket, given.script, given.modules, given.approvals)
