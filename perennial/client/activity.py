@@ -39,7 +39,7 @@ def note_request(state_dir: Path, kind: str, **facts: object) -> Iterator[None]:
 
 
 def note_unapproved(state_dir: Path, app: str) -> None:
-    """Write down that an app was sent which is not approved here. app: how its SHA-256 begins."""
+    """Write down that an app was sent which is not approved here. app: its SHA-256."""
     _write(state_dir, {"event": "not_approved", "app": app})
 
 

@@ -17,7 +17,7 @@ from threading import Thread
 from types import FrameType
 
 from perennial.deploy.app_container import Partner
-from perennial.deploy.warm import RESTART, SOCKET, write_stand_in
+from perennial.deploy.warm import RESTART, SOCKET, write_stand_ins
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import make_folder, replace_file
 
@@ -96,14 +96,15 @@ class Runtime:
         self.folder.chmod(0o700)
         replace_file(self.folder / "superexec.secret", secrets.token_bytes(32), mode=0o600)
 
-    def app(self, script: str, *modules: str) -> dict[str, list[str]]:
+    def app(self, script: str, *modules: str, approvals: Path | None = None) -> dict[str, list[str]]:
         """The processes that run apps.
 
         script: of the apps, such as flwr-clientapp. modules: imported ahead of messages; none may start a
-        thread, which a fork would lack.
+        thread, which a fork would lack. approvals: of a site, whose apps are pinned.
         """
-        write_stand_in(self.folder / "bin", script)
-        warm = [sys.executable, "-m", "perennial.deploy.warm", str(self.folder / "warm"), script]
+        write_stand_ins(self.folder / "bin", script)
+        pinned = [] if approvals is None else ["--approvals", str(approvals.absolute())]
+        warm = [sys.executable, "-m", "perennial.deploy.warm", *pinned, str(self.folder / "warm"), script]
         address = ("--runtime-api-address", f"127.0.0.1:{self.port}", *self.certificate)
         return {
             "the warm ServerApp" if "server" in script else "the warm ClientApp": [*warm, *MODULES, *modules],

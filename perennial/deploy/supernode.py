@@ -22,14 +22,14 @@ from perennial.deploy.application import list_approved_apps, require_read_only
 from perennial.deploy.certificates import Validity, read_node_key, read_validity
 from perennial.deploy.handshake import Unreachable, check_admission
 from perennial.deploy.processes import Runtime, find_program, require_flower, run_supervised
-from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.errors import NOT_APPROVED, ConfigError, StateError
 from perennial.foundation.files import hold_folder
 from perennial.foundation.heartbeat import keep_beating, renew
 from perennial.foundation.site_log import log
 from perennial.privacy.signed_sums import certify
 
-NOT_UNPACKED = re.compile(rb"\[Errno (?:13|30)\][^']*'[^']*/apps/[^'/]*\.([0-9a-f]{8})'")
-"""What Flower says of an app that is not approved: its folder cannot be made."""
+UNAPPROVED = re.compile(rb"%s: ([0-9a-f]{64})" % NOT_APPROVED.encode())
+"""What Flower logs when an app arrived that is not approved (deploy/pinned_app.py)."""
 GIVEN_UP = b"SSL/TLS handshake error detected"
 """What Flower says when a handshake was cut. Its SuperNode lives on then, and asks for nothing any more."""
 ALIVE = "supernode.alive"
@@ -198,14 +198,14 @@ def _list_apps(runtime: Runtime, config: SiteConfig) -> dict[str, list[str]]:
     if config.policy.require_privacy in ("sample", "patient"):
         # Opacus takes seconds of a processor, which each turn under DP-SGD would pay
         modules.append("opacus.grad_sample")
-    return runtime.app("flwr-clientapp", *modules)
+    return runtime.app("flwr-clientapp", *modules, approvals=config.approvals)
 
 
 def _build_reader(state: Path) -> Callable[[bytes], bool]:
     """What supervise() calls with each line of Flower's processes."""
 
     def read(line: bytes) -> bool:
-        if found := NOT_UNPACKED.search(line):
+        if found := UNAPPROVED.search(line):
             note_unapproved(state, found[1].decode())
         return GIVEN_UP in line
 

@@ -6,6 +6,7 @@ script itself is Flower's own, found by its entry point. Each fork ends with its
 hospital's data outlives it.
 """
 
+import argparse
 import gc
 import importlib
 import json
@@ -25,6 +26,11 @@ SOCKET = "PERENNIAL_WARM"
 """Environment variable of the stand-in: the path of the socket."""
 RESTART = 75
 """Exit status when a fork was killed: 'temporary failure' of sysexits.h. Its SuperNode would wait for it."""
+SCRIPTS = (
+    *("flwr-agentapp", "flwr-clientapp", "flwr-connector"),
+    *("flwr-model", "flwr-serverapp", "flwr-simulation"),
+)
+"""All that a SuperExec may start. The SuperLink names one of them with each task."""
 LARGEST = 2**16
 """Bytes of a request."""
 STAND_IN = f"""#!{{python}} -ISP
@@ -36,22 +42,35 @@ with socket.socket(socket.AF_UNIX) as s:
     socket.send_fds(s, [request], [0, 1, 2])
     sys.exit(0 if s.recv(1) else 1)
 """
+REFUSAL = """#!/bin/sh
+echo "$(basename "$0"): not run here; the other side asked for it" >&2
+exit 1
+"""
 log = logging.getLogger("perennial.deploy")
 
 
-def write_stand_in(folder: Path, script: str) -> None:
-    """Write the stand-in for a console script into a folder that goes first on PATH."""
+def write_stand_ins(folder: Path, script: str) -> None:
+    """Write the stand-in for a console script into a folder that goes first on PATH.
+
+    Flower's other scripts, which would unpack an app and run it, get one that refuses.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / script
-    path.unlink(missing_ok=True)
-    path.write_text(STAND_IN.format(python=sys.executable), encoding="utf-8")
-    path.chmod(0o700)
+    for name in SCRIPTS:
+        path = folder / name
+        path.unlink(missing_ok=True)
+        text = STAND_IN.format(python=sys.executable) if name == script else REFUSAL
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o700)
 
 
-def serve(path: Path, script: str, modules: list[str]) -> NoReturn:
-    """Fork for each call that arrives. modules: imported before the first one.
+def serve(path: Path, script: str, modules: list[str], approvals: Path | None = None) -> NoReturn:
+    """Fork for each call that arrives. Ends with RESTART when a fork was killed.
 
-    Only processes of the same user are answered. Ends with RESTART when a fork was killed.
+    Args:
+        path: of the socket, which answers processes of the same user alone.
+        script: name of Flower's console script.
+        modules: imported before the first call.
+        approvals: of a site, whose apps are pinned.
     """
     # first of all: a call that arrives while PyTorch is imported waits, and is not refused
     path.unlink(missing_ok=True)
@@ -64,6 +83,10 @@ def serve(path: Path, script: str, modules: list[str]) -> NoReturn:
     run = entry.load()
     for module in modules:
         importlib.import_module(module)
+    if approvals is not None:
+        from perennial.deploy.pinned_app import pin_client_app
+
+        pin_client_app(approvals)
     if "numpy" in sys.modules:
         # every fork would draw alike from NumPy's own generator; Python seeds its one again by itself
         os.register_at_fork(after_in_child=sys.modules["numpy"].random.seed)
@@ -127,4 +150,10 @@ def _reap(number: int, frame: object) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(levelname)s %(asctime)s: %(message)s")
-    serve(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--approvals", type=Path)
+    parser.add_argument("socket", type=Path)
+    parser.add_argument("script", choices=SCRIPTS)
+    parser.add_argument("modules", nargs="*")
+    given = parser.parse_args()
+    serve(given.socket, given.script, given.modules, given.approvals)

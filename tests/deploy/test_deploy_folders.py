@@ -31,12 +31,12 @@ from perennial.deploy.control import FlowerRun, RunBook
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
 from perennial.deploy.processes import require_flower
 from perennial.deploy.supernode import (
-    NOT_UNPACKED,
+    UNAPPROVED,
     describe_port,
     read_setup,
     require_free_port,
 )
-from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.errors import NOT_APPROVED, ConfigError, StateError
 
 
 @pytest.fixture
@@ -283,11 +283,10 @@ def test_a_second_supernode_on_a_machine_is_told_which_key_to_change() -> None:
     assert "is free" in describe_port(connection)
 
 
-@pytest.mark.parametrize("error", ["[Errno 13] Permission denied", "[Errno 30] Read-only file system"])
-def test_an_app_that_could_not_be_unpacked_is_known_by_flowers_line(error: str) -> None:
-    line = f"OSError: {error}: '/site/flower/apps/perennial.perennial.0.2.0.f0782fa7'\n".encode()
-    found = NOT_UNPACKED.search(line)
-    assert found is not None and found[1] == b"f0782fa7"
+def test_an_app_that_is_not_approved_is_known_by_the_line_that_flower_logs() -> None:
+    line = f"perennial.foundation.errors.PolicyRefusal: {NOT_APPROVED}: {'f0' * 32}\n".encode()
+    found = UNAPPROVED.search(line)
+    assert found is not None and found[1] == b"f0" * 32
 
 
 def test_only_flower_of_one_version_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
 
 from perennial.config.site import SiteConfig
 from perennial.deploy import supernode
 from perennial.deploy.processes import Runtime
-from perennial.deploy.warm import RESTART, SOCKET, write_stand_in
+from perennial.deploy.warm import RESTART, SCRIPTS, SOCKET, write_stand_ins
 from tests.live_pages import until
 
 SCRIPT = "flwr-clientapp"
@@ -25,7 +26,7 @@ def warm(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
     command = [sys.executable, "-m", "perennial.deploy.warm", str(tmp_path / "warm"), SCRIPT, "json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     until((tmp_path / "warm").exists, 120)
-    write_stand_in(tmp_path / "bin", SCRIPT)
+    write_stand_ins(tmp_path / "bin", SCRIPT)
     yield process
     process.kill()
     process.wait()
@@ -49,6 +50,15 @@ def test_the_script_runs_with_the_callers_words_and_output(
     said, _ = call(tmp_path, "--nothing-of-that-name").communicate(timeout=60)
     assert b"usage" in said and warm.poll() is None, "a command that fails ends nothing else"
     assert (tmp_path / "warm").stat().st_mode & 0o777 == 0o600
+
+
+def test_no_other_script_of_flower_runs_at_a_site(tmp_path: Path) -> None:
+    """The SuperLink says which script a task is for; an agent's would unpack its app and run it."""
+    assert set(TASK_TYPE_TO_COMMAND.values()) == set(SCRIPTS)
+    write_stand_ins(tmp_path, SCRIPT)
+    for name in set(SCRIPTS) - {SCRIPT}:
+        ended = subprocess.run([tmp_path / name, "--insecure"], capture_output=True, check=False, timeout=60)
+        assert ended.returncode == 1 and b"not run here" in ended.stderr
 
 
 def test_a_killed_app_ends_the_warm_process_so_that_all_starts_again(
@@ -82,7 +92,7 @@ def test_a_call_that_comes_while_modules_are_imported_waits_for_them(
         "import pathlib, time\nwhile not pathlib.Path(__file__).with_name('go').exists(): time.sleep(0.05)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    write_stand_in(tmp_path / "bin", SCRIPT)
+    write_stand_ins(tmp_path / "bin", SCRIPT)
     command = [sys.executable, "-m", "perennial.deploy.warm", str(tmp_path / "warm"), SCRIPT, "slow"]
     with subprocess.Popen(command) as process:
         try:

@@ -2,16 +2,20 @@
 
 import sys
 import warnings
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 
+from perennial.client.app import app as own_app
 from perennial.config.approval import read_approvals
 from perennial.config.site import SiteConfig
 from perennial.deploy.application import approve, read_offer, stage_application
+from perennial.deploy.pinned_app import FLOWERS, pin_client_app
 from perennial.deploy.review import describe_asked
-from perennial.foundation.errors import ConfigError
+from perennial.foundation.errors import NOT_APPROVED, ConfigError, PolicyRefusal, StateError
 from tests.redteam import malicious_apps as corpus
 
 
@@ -105,3 +109,55 @@ def test_no_setting_of_a_stranger_writes_a_line_of_the_review(tmp_path: Path, si
     said = [*describe_asked(offer.experiment, site.policy, forged)]
     assert any("forged" in line for line in said)
     assert all(line.isprintable() for line in said)
+
+
+@pytest.fixture
+def flowers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module of flwr-clientapp, as it was again after the test."""
+    module = import_module(FLOWERS)
+    for name in ("install_from_fab", "get_load_client_app_fn"):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    return module
+
+
+def traversing(approved: str) -> bytes:
+    """An app with code, whose version leads from the approved app's folder into one that can be written."""
+    name, project = corpus.honest()[0]
+    text = project.decode().replace(
+        f'version = "{corpus.VERSION}"', f'version = "{approved}/../../../state/x"'
+    )
+    text = text.replace("perennial.client.app:app", "evil_of_the_operator:app")
+    return corpus.packed([(name, text.encode()), ("evil_of_the_operator.py", b"raise SystemExit")])
+
+
+def test_an_app_that_chooses_its_own_folder_is_neither_unpacked_nor_imported(
+    tmp_path: Path, site: SiteConfig, flowers: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, approvals, state = tmp_path / "flower", tmp_path / "approvals", tmp_path / "state"
+    state.mkdir()
+    monkeypatch.setenv("FLWR_HOME", str(home))
+    honest = write(tmp_path, corpus.packed(corpus.honest()))
+    approval = approve(read_offer(honest, site), home, approvals)
+    fab = traversing(approval.app.removeprefix("perennial.perennial."))
+    flowers.install_from_fab(fab, skip_prompt=True)
+    (unpacked,) = state.iterdir()
+    assert (unpacked / "evil_of_the_operator.py").exists(), "Flower alone unpacks it"
+    for path in [*unpacked.iterdir()]:
+        path.unlink()
+    unpacked.rmdir()
+    pin_client_app(approvals)
+    with pytest.raises(PolicyRefusal, match=NOT_APPROVED):
+        flowers.install_from_fab(fab, skip_prompt=True)
+    assert not [*state.iterdir()]
+    flowers.install_from_fab(honest.read_bytes(), skip_prompt=True)
+    load = flowers.get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
+    assert load("evil/evil", "../../state", "0" * 64) is own_app
+    assert "evil_of_the_operator" not in sys.modules
+
+
+def test_apps_are_not_run_where_flower_unpacks_them_by_another_name(
+    tmp_path: Path, flowers: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(flowers, "install_from_fab")
+    with pytest.raises(StateError, match="install_from_fab: missing in the installed flwr"):
+        pin_client_app(tmp_path)

@@ -1,6 +1,7 @@
-"""An operator that submits an approved app with other settings, and a site that says another's name: over
-gRPC, with real SuperNodes."""
+"""An operator that submits an approved app with other settings, or an app with code, and a site that says
+another's name: with real SuperNodes."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from perennial.deploy.application import pack_archive, read_application
+from perennial.deploy.application import PROJECT, build_archive, pack_archive, read_application
 from perennial.deploy.control import start_run
 from perennial.deploy.federation import OperatorFolder
+from perennial.foundation.errors import NOT_APPROVED
 from perennial.foundation.files import replace_file
+from tests.live_pages import until
 from tests.loopback import Deployment
 
 SITES = ["graz", "linz"]
@@ -36,6 +39,8 @@ def federation() -> Iterator[Deployment]:
         path.write_text(yaml.safe_dump(EXPERIMENT))
         said = dict(zip(SITES, ("site-0", "site-1"), strict=True))
         deployment.prepare(path, lambda site: {"data": None, "site": said[site]})
+        if deployment.pinned:
+            deployment.start_site("graz")
         yield deployment
 
 
@@ -60,7 +65,6 @@ def charged(deployment: Deployment) -> list[Path]:
 def test_an_approved_app_answers_with_the_settings_that_were_approved(federation: Deployment) -> None:
     if not federation.pinned:
         pytest.skip("root, and nothing to bind root by permissions with")
-    federation.start_site("graz")
     status, said = hostile_run(federation, "hostile", overrides="privacy={mode: none}")
     assert status == "finished:failed", federation.logs()
     assert "policy: run config: overrides: found 'privacy={mode: none}'" in said, said
@@ -77,3 +81,25 @@ def test_a_site_that_says_anothers_name_takes_no_part_and_is_named(federation: D
     assert "it says it is site 'site-0', but its key is that of site 'graz'" in said, said
     assert "a name that its key is not registered for" in federation.deploy("status")
     assert charged(federation) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_app_with_code_whose_version_leaves_its_folder_runs_nothing_at_a_site(
+    federation: Deployment,
+) -> None:
+    if not federation.pinned:
+        pytest.skip("root, and nothing to bind root by permissions with")
+    operator, ran = OperatorFolder(federation.operator), federation.folder / "graz" / "state" / "ran"
+    approved = read_application("guarded", operator.apps)
+    files = {path.name: path.read_bytes() for path in approved.folder.iterdir() if path.is_file()}
+    version = f"0.2.0.{approved.digest[:8]}/../../../state/x"
+    project = files[PROJECT].decode().replace('version = "0.2.0"', f'version = "{version}"')
+    files[PROJECT] = project.replace("perennial.client.app:app", "code_of_the_operator:app").encode()
+    files["code_of_the_operator.py"] = f"open({str(ran)!r}, 'w')\n".encode()
+    fab = build_archive(files)
+    settings = {"name": "evil", "runs": str(operator.root / "state" / "runs")}
+    start_run(operator, fab, hashlib.sha256(fab).hexdigest(), settings)
+    until(lambda: NOT_APPROVED in federation.log("graz") or ran.exists(), 120)
+    assert not ran.exists() and "code_of_the_operator" not in federation.log("graz")
+    assert not [*(federation.folder / "graz" / "state").glob("x.*")]

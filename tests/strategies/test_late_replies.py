@@ -215,4 +215,5 @@ def test_only_an_app_that_cannot_be_unpacked_is_called_unapproved(reason: str, u
 def test_a_reason_of_flower_is_told_apart_by_its_words() -> None:
     again = "".join(list(NOT_APPROVED))
     assert describe_error(again) == NOT_APPROVED
+    assert describe_error(f"<class 'PolicyRefusal'>:<'{again}: {'ab' * 32}'>") == NOT_APPROVED
     assert describe_error("no memory") == "error at the site or on the way: no memory"

@@ -177,13 +177,12 @@ Reply = TypeVar("Reply", bound=WireMessage)
 def describe_error(reason: str) -> str:
     """In words for the operator, why Flower says that no ClientApp answered a message.
 
-    A site runs approved apps only: the folder that apps are unpacked to is read-only (deploy/application.py).
-    An error in writing there becomes NOT_APPROVED; any other reason is returned with ERROR before it.
+    A site runs approved apps only (deploy/pinned_app.py); its refusal of another becomes NOT_APPROVED, and so
+    does an error of a plain SuperNode in unpacking it. Any other reason is returned with ERROR before it.
     """
-    if "/apps/" in reason and ("PermissionError" in reason or "Read-only file system" in reason):
+    unpacked = "/apps/" in reason and ("PermissionError" in reason or "Read-only file system" in reason)
+    if unpacked or NOT_APPROVED in reason:
         return NOT_APPROVED
-    if reason == NOT_APPROVED:
-        return reason
     return f"{ERROR}: {reason}"
 
 
