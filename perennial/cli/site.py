@@ -135,9 +135,11 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
     """Check key, certificates, approvals and connection; say what may leave and whether noise covers it."""
     from perennial.client.policy import describe_leaving
     from perennial.deploy.certificates import compute_fingerprint, encode_public_line
-    from perennial.deploy.supernode import check_superlink, describe_port, read_setup
+    from perennial.deploy.supernode import ALIVE, check_superlink, describe_port, read_setup
+    from perennial.foundation.heartbeat import is_alive
 
     setup = read_setup(path)
+    alive = is_alive(setup.config.state_dir / ALIVE)
     typer.echo(f"site:        {setup.config.site}, key {compute_fingerprint(encode_public_line(setup.key))}")
     _tell_signing_key(path)
     for authority in setup.authorities:
@@ -146,8 +148,8 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
         typer.echo(f"approved:    {approved.app} ({approved.title})")
     for line in describe_leaving(setup.config.policy):
         typer.echo(line)
-    typer.echo(f"supernode:   {describe_port(setup.connection)}")
-    check_superlink(setup)
+    typer.echo(f"supernode:   {describe_port(setup.connection, alive)}")
+    check_superlink(setup, alive)
     address = setup.connection.superlink
     typer.echo(f"superlink:   {address} answers with a certificate that this site trusts, and knows its key")
 
