@@ -155,7 +155,7 @@ def _render_experiment(found: Survey, *, closed_form: bool, epsilon: float | Non
 
 
 def _render_introduction(found: Survey, closed_form: bool) -> list[str]:
-    check = "# Look first: perennial check FILE. Every key: docs/your_data.md."
+    check = "# Look first: perennial check FILE. Every key: docs/data_files.md."
     if closed_form:
         return [
             "# Begin here: closed form. No site trains; each sends sums of fixed features once, and "

@@ -37,12 +37,13 @@ def ledger_command(
     """Show what a site has released, to whom, at what cost."""
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from perennial.client.activity import run_names
     from perennial.learning.bayesian_estimate import list_bayesian_runs, read_bayesian_figure
     from perennial.privacy.composition import compose
     from perennial.privacy.ledger import Ledger
+    from perennial.protocol.stamp import RUN_TOKEN
 
     ledger = Ledger(state_dir)
     if not ledger.started:
@@ -50,13 +51,15 @@ def ledger_command(
             f"{ledger.path}: no ledger here; allowed: the state_dir of a site that has released something"
         )
     console = Console()
-    table = Table("time", "run", "recipient", "kind", "unit", "mechanism", "multiplier", "rate", "steps")
+    # commands take the whole token of a run, so it stays in one piece
+    run_column = Column("run", min_width=RUN_TOKEN)
+    table = Table("time", run_column, "recipient", "kind", "unit", "mechanism", "multiplier", "rate", "steps")
     entries, names = ledger.read_entries(), run_names(state_dir)
     for entry in entries:
         numbers = (entry.noise_multiplier, entry.sample_rate, entry.steps)
         table.add_row(
             entry.time,
-            escape(f"{names[entry.run]} ({entry.run[:8]})") if entry.run in names else entry.run[:12],
+            escape(f"{names.get(entry.run, '')} {entry.run}".strip()),
             entry.recipient,
             entry.kind,
             entry.unit,
@@ -72,7 +75,7 @@ def ledger_command(
         worst = compose([entry for entry in entries if entry.run == run], figure.delta)
         text = f"epsilon {figure.epsilon:.4g}" if figure.epsilon is not None else f"none: {figure.void}"
         console.print(
-            f"run {run[:12]}: worst case epsilon {worst.epsilon:.4g}, typical record {text}, at delta "
+            f"run {run}: worst case epsilon {worst.epsilon:.4g}, typical record {text}, at delta "
             f"{figure.delta:g} ({figure.invocations} of {figure.planned} planned invocations; outliers are "
             "not covered, and the two do not compare)",
             highlight=False,

@@ -8,6 +8,7 @@ import typer
 from perennial.cli.pages import serve_site
 from perennial.cli.withdraw import withdraw
 from perennial.deploy.app_container import Half
+from perennial.foundation.errors import ConfigError
 
 if TYPE_CHECKING:
     from perennial.config.site import SiteConfig
@@ -135,9 +136,11 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
     """Check key, certificates, approvals and connection; say what may leave and whether noise covers it."""
     from perennial.client.policy import describe_leaving
     from perennial.deploy.certificates import compute_fingerprint, encode_public_line
-    from perennial.deploy.supernode import check_superlink, describe_port, read_setup
+    from perennial.deploy.supernode import ALIVE, check_superlink, describe_port, read_setup
+    from perennial.foundation.heartbeat import is_alive
 
     setup = read_setup(path)
+    alive = is_alive(setup.config.state_dir / ALIVE)
     typer.echo(f"site:        {setup.config.site}, key {compute_fingerprint(encode_public_line(setup.key))}")
     _tell_signing_key(path)
     for authority in setup.authorities:
@@ -146,8 +149,8 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
         typer.echo(f"approved:    {approved.app} ({approved.title})")
     for line in describe_leaving(setup.config.policy):
         typer.echo(line)
-    typer.echo(f"supernode:   {describe_port(setup.connection)}")
-    check_superlink(setup)
+    typer.echo(f"supernode:   {describe_port(setup.connection, alive)}")
+    check_superlink(setup, alive)
     address = setup.connection.superlink
     typer.echo(f"superlink:   {address} answers with a certificate that this site trusts, and knows its key")
 
@@ -163,17 +166,27 @@ def start(path: SiteFile = Path("site.yaml"), only: Only = None) -> None:
 @app.command()
 def clean(
     path: SiteFile = Path("site.yaml"),
-    days: Annotated[float, typer.Option(help="remove what nothing used for so long")] = 30.0,
+    days: Annotated[
+        float,
+        typer.Option(help="remove what nothing used for so long; 0: of every run, also of one that goes on"),
+    ] = 30.0,
     run: Annotated[
-        str, typer.Option(help="remove this run alone, and free what it masked, once all its sites do so")
+        str,
+        typer.Option(
+            metavar="TOKEN", help="remove this run alone, and free what it masked, once all its sites do so"
+        ),
     ] = "",
 ) -> None:
     """Remove what the site keeps of old runs (exemplars, models, own layers) and unused features."""
+    from perennial.client.consent import HEX, TOKEN_SHOWN
     from perennial.client.secure_state import give_up
     from perennial.client.state import clean as remove
     from perennial.client.state import open_kept_features
     from perennial.config.site import load_site_config
+    from perennial.protocol.stamp import RUN_TOKEN
 
+    if run and (len(run) != RUN_TOKEN or not set(run) <= HEX):
+        raise ConfigError(f"--run: found {run!r}, allowed {RUN_TOKEN} hexadecimal digits; {TOKEN_SHOWN}")
     config = load_site_config(path)
     removed = remove(config.state_dir, days, run)
     for name, size in removed:

@@ -24,9 +24,7 @@ def withdraw(
     records: Annotated[
         list[Path] | None, typer.Argument(help="records to take back: image files, CSV tables, .npz arrays")
     ] = None,
-    run: Annotated[
-        str, typer.Option(help="the whole run: its token, as `perennial ledger` and the page show it")
-    ] = "",
+    run: Annotated[str, typer.Option(help="the whole run: its token, as `perennial ledger` shows it")] = "",
     digests: Annotated[bool, typer.Option("--digests", help="lend no digests any more")] = False,
     patients: Annotated[
         Path | None, typer.Option(help="all records of these patients: a text file, one a line")

@@ -19,6 +19,9 @@ from perennial.foundation.plain import PlainObject
 
 PAUSED, WITHDRAWN = "paused.json", "withdrawn.json"
 HEX = set("0123456789abcdef")
+TOKEN_SHOWN = (
+    "`perennial ledger STATE_DIR` shows each run's token, which its folder in state/runs has as a name"
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def withdraw(state_dir: Path, run: str) -> int:
     """
     folder = state_dir / "runs" / run
     if not run or not set(run) <= HEX or not folder.is_dir():
-        raise StateError(f"run {run!r}: this site keeps nothing of such a run; `perennial ledger` lists runs")
+        raise StateError(f"run {run!r}: this site keeps nothing of such a run; {TOKEN_SHOWN}")
     with lock_folder(state_dir):
         said = read_consent(state_dir).withdrawn | {run: _format_now()}
         replace_file(state_dir / WITHDRAWN, json.dumps(said, indent=1).encode())

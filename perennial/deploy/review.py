@@ -5,6 +5,7 @@ cost, what leaves and how often.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 
 from perennial.client.door import describe_unmet_demands
@@ -99,7 +100,7 @@ def _list_asked(experiment: Experiment, policy: SitePolicy, earlier: Approval | 
     if settings:
         words = (key if allowed is None else f"{key}: {allowed}" for key, allowed in settings)
         yield f"a request may set: {'; '.join(words)}"
-    for words in describe_unmet_demands(policy, plan):
+    for words in (*describe_unmet_demands(policy, plan), *_describe_excess(policy, plan)):
         yield f"{REFUSED}{words}"
 
 
@@ -139,6 +140,20 @@ def _describe_cost(plan: Plan) -> str:
         f"epsilon {cost.epsilon:.4g} for one {cost.unit} at delta {privacy.delta:g}, {len(releases)} "
         f"releases by the accountant {cost.accountant}{trust}"
     )
+
+
+def _describe_excess(policy: SitePolicy, plan: Plan) -> Iterator[str]:
+    """Yield what the whole run would charge the ledger, where that is more than policy.max_epsilon."""
+    limit, releases = policy.limit, Counter(_list_entries(plan))
+    if limit is None or not releases:
+        return
+    measure = limit.measure(releases)
+    epsilon = measure.epsilon(measure.of_all(releases), limit.delta)
+    if epsilon > limit.epsilon:
+        yield (
+            f"policy.max_epsilon: the whole run would cost epsilon {epsilon:.4g} as the ledger counts "
+            f"({measure.unit}, delta {limit.delta:g}), allowed {limit.epsilon:g}"
+        )
 
 
 def _list_entries(plan: Plan) -> list[Entry]:

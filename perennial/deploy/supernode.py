@@ -105,17 +105,27 @@ def try_check(check: Callable[[Connection], object], connection: Connection) -> 
     return True
 
 
-def describe_port(connection: Connection) -> str:
-    """A sentence: the SuperNode runs, or its port is free. Raises StateError if it is taken."""
+def describe_port(connection: Connection, alive: bool = False) -> str:
+    """A sentence: the SuperNode runs, or its port is free. Raises StateError if it is taken.
+
+    alive: whether the SuperNode gives a sign of life in state_dir, as one in a container does, whose port
+    cannot be asked from elsewhere.
+    """
     if try_check(check_health, connection):
         return f"one runs already and serves, at port {connection.runtime_port}"
+    if alive:
+        return "one runs already; it gives a sign of life, and its port is closed to this command"
     require_free_port(connection)
     return f"does not run; port {connection.runtime_port} is free for it"
 
 
-def check_superlink(setup: SiteSetup) -> None:
-    """Connect and prove this site's key, as a SuperNode does. Raises StateError that says what to do."""
-    runs = try_check(check_health, setup.connection)
+def check_superlink(setup: SiteSetup, alive: bool = False) -> None:
+    """Connect and prove this site's key, as a SuperNode does. Raises StateError that says what to do.
+
+    alive: as for describe_port(). A SuperNode that starts leaves it out: the sign of life may be that of one
+    which was killed seconds ago, and the SuperLink refuses the new one as long as it holds the old one.
+    """
+    runs = alive or try_check(check_health, setup.connection)
     check_admission(setup.connection.superlink, setup.authority, setup.key, connected=runs)
 
 

@@ -34,13 +34,13 @@ class Kind:
 _KINDS = """
 superlink: critical, operator, ps
     The SuperLink gives no sign of life: no site is served.
-    perennial deploy start (containers: docker compose up -d superlink)
+    perennial deploy start (containers: docker compose up -d)
 unknown_run: critical, operator, ps
     Flower's run {key} goes on, and no folder here names it.
     perennial deploy stop {key}
 superexec: critical, operator, s
     Run {run} is submitted, and no process begins it.
-    restart the SuperLink: perennial deploy start (containers: docker compose up -d superlink)
+    restart the SuperLink: perennial deploy start (containers: docker compose up -d superexec-serverapp)
 serverapp: critical, operator, ps
     The process of run {run} has ended before the last round.
     {resume}
@@ -76,7 +76,7 @@ quorum: warning, nobody, ps
     it tries again by itself, and goes on when the sites named here answer
 all_dropped: critical, operator, ps
     The server took no reply to the last round of run {run}.
-    perennial deploy logs {run}; stop it, mend what the sites' reasons name, and submit it again
+    perennial deploy logs {run}; stop it, mend what the sites' reasons name, submit it under another --name
 not_approved: warning, hospital, psh
     The app of this run is not approved at {site}.
     perennial site review FAB, then perennial site approve FAB SHA-256

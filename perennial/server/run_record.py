@@ -243,9 +243,10 @@ def _read(path: Path) -> bytes:
             raise StateError(
                 f"{folder}: no run is in it; name a folder that `perennial run` has written"
             ) from None
+        experiment = "" if (folder / "experiment.yaml").exists() else "EXPERIMENT "
         raise StateError(
-            f"{path}: missing; a report needs a finished run: "
-            f"`perennial run EXPERIMENT --resume {folder}` finishes it"
+            f"{path}: missing; a report needs a finished run: `perennial run {experiment}--resume {folder}` "
+            f"finishes it; one of a deployment `perennial deploy resume {folder.name}`"
         ) from None
     except OSError as error:
         raise StateError(

@@ -16,7 +16,7 @@ from perennial.client.secure_state import SecureState, own_identity, own_key
 from perennial.client.state import clean
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
-from perennial.foundation.errors import PolicyRefusal, StateError
+from perennial.foundation.errors import ConfigError, PolicyRefusal, StateError
 from perennial.privacy.config import DigestConfig
 from perennial.privacy.secure.keys import Words, derive_signing_key, draw_secret, format_fingerprint
 from perennial.privacy.secure.roster import Attempt
@@ -129,6 +129,10 @@ def test_run_that_the_site_gives_up_frees_what_it_masked_and_nothing_that_was_op
     keeper.note_masked(first, "update", ["m" * 64])
     site = tmp_path / "site.yaml"
     site.write_text(yaml.safe_dump({"site": "site-000", "state_dir": "."}))
+    for name in ("skin", "../runs", RUN[:8]):
+        with pytest.raises(ConfigError, match="--run: found .*allowed 16 hexadecimal digits"):
+            clean_command(site, run=name)
+    assert keeper.folder.exists()
     clean_command(site, run=RUN)
     assert not keeper.folder.exists()
     another_run = state(tmp_path, run="b" * 16)

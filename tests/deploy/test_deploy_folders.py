@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from perennial.cli.main import app
 from perennial.config.site import Connection, SiteConfig, load_site_config
-from perennial.deploy import operations
+from perennial.deploy import operations, supernode
 from perennial.deploy.application import (
     approve,
     list_approved_apps,
@@ -37,6 +37,7 @@ from perennial.deploy.supernode import (
     require_free_port,
 )
 from perennial.foundation.errors import NOT_APPROVED, ConfigError, StateError
+from perennial.foundation.heartbeat import renew
 
 
 @pytest.fixture
@@ -160,6 +161,25 @@ def test_a_site_without_connection_or_key_says_so(tmp_path: Path) -> None:
     path.write_text("site: graz\nstate_dir: state\nconnection: {superlink: 'fl:9092'}\n")
     with pytest.raises(StateError, match=r"node\.key: cannot be read"):
         read_setup(path)
+
+
+def test_a_check_from_outside_a_container_knows_the_sites_own_supernode_and_a_start_does_not(
+    operator: OperatorFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator.add_site("graz", encode_public_line(make_node_key()))
+    folder = tmp_path / "graz"
+    open_bundle(write_bundle(operator, "graz"), folder)
+    write_node_key(make_node_key(), folder / "node.key")
+    asked: list[bool] = []
+    monkeypatch.setattr(supernode, "require_read_only", lambda *_: None)  # root may write everywhere
+    monkeypatch.setattr(supernode, "check_admission", lambda *_, connected: asked.append(connected))
+    check = ["site", "check", str(folder / "site.yaml")]
+    assert "does not run" in CliRunner().invoke(app, check).output and asked == [False]
+    renew(folder / "state" / supernode.ALIVE)
+    said = CliRunner().invoke(app, check)
+    assert said.exit_code == 0 and "one runs already" in said.output and asked.pop() is True
+    supernode.check_superlink(read_setup(folder / "site.yaml"))  # as start does
+    assert asked.pop() is False
 
 
 def test_compose_files_are_hardened(operator: OperatorFolder, tmp_path: Path) -> None:

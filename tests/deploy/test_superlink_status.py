@@ -55,7 +55,7 @@ def test_the_overview_says_that_the_superlink_is_dead_and_who_is_silent(tmp_path
         assert 'perennial_site_connected{site="graz"} 1.0' in metrics
         said(tmp_path, {"graz": None}, silence=SILENT_AFTER + 1)
         until(lambda: "The SuperLink gives no sign of life" in ask(address).body)
-        assert "docker compose up -d superlink" in ask(address).body
+        assert "(containers: docker compose up -d)" in ask(address).body
         assert "perennial_superlink_up 0.0" in ask(f"{address}/metrics").body
 
 

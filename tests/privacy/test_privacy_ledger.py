@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from perennial.cli.privacy import ledger_command
+from perennial.client.activity import note_request
 from perennial.foundation.errors import PrivacyError, StateError
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.entries import Entry
@@ -47,6 +49,19 @@ def test_charges_compose_over_runs_and_restarts(tmp_path: Path) -> None:
     cost = again.cost(1e-5)
     assert cost.epsilon == pytest.approx(8.606, rel=0.01)
     assert (cost.unit, cost.relation, cost.releases, cost.trusts_server) == ("site", "replace", 50, False)
+
+
+def test_the_command_shows_a_run_s_whole_token_on_a_narrow_terminal_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    named, other = "0123456789abcdef", "fedcba9876543210"
+    with note_request(tmp_path, "train", run=named, name="skin", round=1):
+        Ledger(tmp_path).charge(update(named))
+    Ledger(tmp_path).charge(update(other))
+    ledger_command(tmp_path, 1e-5, None)
+    said = capsys.readouterr().out
+    assert "skin" in said and named in said and other in said
 
 
 def test_the_file_is_for_the_site_alone(tmp_path: Path) -> None:

@@ -93,6 +93,11 @@ def test_what_the_policy_would_refuse_is_said_before_the_approval(tmp_path: Path
     policy = SitePolicy(max_evaluations=0)
     said = [line for line in words(Hospital(tmp_path, {}), policy) if "would refuse" in line]
     assert len(said) == 1 and "policy.max_evaluations" in said[0]
+    noised = Hospital(tmp_path / "noised", {}, **MEASURED)
+    for limit, refused in ((30, []), (0.1, ["policy.max_epsilon: the whole run would cost epsilon "])):
+        policy = SitePolicy(require_privacy="sample", max_epsilon=limit)
+        said = [line for line in words(noised, policy) if "would refuse" in line]
+        assert len(said) == len(refused) and all(part in "".join(said) for part in refused)
 
 
 def test_the_differences_from_the_last_approval_are_listed_each(tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ def report(folder: Path) -> Page:
 def test_a_missing_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> None:
     folder = write_run(tmp_path / "run")
     (folder / name).unlink()
-    with pytest.raises(StateError, match=rf"{name}: missing.*--resume"):
+    experiment = "EXPERIMENT " if name == "experiment.yaml" else ""
+    said = rf"{name}: missing.*perennial run {experiment}--resume .*; .*perennial deploy resume run`"
+    with pytest.raises(StateError, match=said):
         write_report(folder)
 
 
