@@ -74,6 +74,18 @@ def test_what_is_done_is_not_run_again_and_what_has_changed_is(
     assert "(paper: 7.5)" not in (results / "t.md").read_text()
 
 
+def test_a_page_names_the_rows_whose_runs_are_older_than_the_record_of_accuracy_by_task(
+    small: Table, tmp_path: Path
+) -> None:
+    made = run_table("t", small, lambda text: None, device="cpu", results=tmp_path)
+    older = [{key: kept for key, kept in run.items() if key != "by_task"} for run in made]
+    assert "No accuracy after each task" not in markdown("t", small, made, {})
+    said = "No accuracy after each task, because the runs are older than its record: "
+    assert f"\n{said}longer.\n" in markdown("t", small, made[:2] + older[2:], {})
+    assert f"\n{said}longer, its other seeds.\n" in markdown("t", small, made[:3] + older[3:], {})
+    assert f"\n{said}every row.\n" in markdown("t", small, older, {})
+
+
 def test_a_new_label_keeps_the_results_and_a_new_measure_does_not(small: Table, tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     run_table("t", small, lambda text: None, device="cpu", results=tmp_path)
