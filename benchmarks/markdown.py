@@ -63,17 +63,20 @@ def figures(table: Table, runs: Runs) -> list[str]:
 
 
 def by_task(table: Table, runs: Runs) -> list[str]:
-    """Accuracy on all classes known after each task: a fall in mid-run shows here alone."""
-    lines: list[str] = []
+    """Accuracy on all known classes after each task, which alone shows a fall in mid-run; what lacks it."""
+    lines, lacking = list[str](), list[str]()
     for row in table.rows:
-        curves = [
-            run["by_task"] for run in runs if run["row"] == row.label and len(run.get("by_task", ())) > 1
-        ]
+        found = [run for run in runs if run["row"] == row.label]
+        curves = [run["by_task"] for run in found if len(run.get("by_task", ())) > 1]
         if curves:
             means = [f"{100 * statistics.mean(after):.1f}" for after in zip(*curves, strict=True)]
             lines.append(f"| {row.label} | {len(curves)} | {' '.join(means)} |")
+        if any("by_task" not in run for run in found) and row.load(found[0]["seed"]).tasks.count != 1:
+            lacking.append(row.label + (", its other seeds" if curves else ""))
     head = ["", "| | seeds | accuracy after each task |", "| --- | --- | --- |"] if lines else []
-    return [*head, *lines]
+    whose = "every row" if len(lacking) == len(table.rows) and not lines else "; ".join(lacking)
+    old = f"No accuracy after each task, because the runs are older than its record: {whose}."
+    return [*head, *lines, *(["", old] if lacking else [])]
 
 
 def cell(table: Table, row: Row, head: str, runs: Runs) -> str:

@@ -141,6 +141,8 @@ TABLES = {
             ],
         ],
         measures=LAST,
+        note="FedDig has 4 samples in a digest, which the server spreads and trains on for 4 epochs a round; "
+        "with noise nothing is spread, and it is one epoch.",
         seeds=TEN_SEEDS,
     ),
     "feddig_classes_digits": Table(
@@ -255,7 +257,7 @@ TABLES = {
         ],
         measures=FINAL,
         note="Mixed within classes with equal weights, spread at the server, and without noise, unless a row "
-        "says otherwise; with honest noise nothing is spread. Labels leave in the clear.",
+        "says otherwise; with honest noise or mixed at random nothing is spread. Labels leave in the clear.",
     ),
     "feddig_sites_digits": Table(
         "FedDig, digits, Dirichlet 0.1: half of the sites leave for good after round 8 of 20",

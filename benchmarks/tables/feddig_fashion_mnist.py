@@ -60,6 +60,7 @@ TABLES = {
             ],
         ],
         measures=LAST,
-        note=f"{SMALL} Its digests were mixed at random, and its FedDyn diverged.",
+        note=f"{SMALL} Its digests were mixed at random, and its FedDyn diverged. Here the server spreads "
+        "digests, but not those with honest noise.",
     ),
 }

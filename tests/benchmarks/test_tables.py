@@ -1,8 +1,7 @@
 """Tables of results: what is run, what is kept, what is said of it, and that the page says what the
 files say."""
 
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from benchmarks.markdown import age, markdown
 from benchmarks.paper_claims import Claim, judge
 from benchmarks.results_page import PAGE, PICTURES, measured, page, pictures
 from benchmarks.table import RESULTS, ROOT, Row, Table, table_called, tables
-from perennial.config.experiment import Experiment
 
 SMALL = {
     "name": "small",
@@ -74,6 +72,18 @@ def test_what_is_done_is_not_run_again_and_what_has_changed_is(
     assert ran[5:] == [("longer", 1), ("longer", 2)]
     assert len(read_results(results / "t.jsonl")) == 4
     assert "(paper: 7.5)" not in (results / "t.md").read_text()
+
+
+def test_a_page_names_the_rows_whose_runs_are_older_than_the_record_of_accuracy_by_task(
+    small: Table, tmp_path: Path
+) -> None:
+    made = run_table("t", small, lambda text: None, device="cpu", results=tmp_path)
+    older = [{key: kept for key, kept in run.items() if key != "by_task"} for run in made]
+    assert "No accuracy after each task" not in markdown("t", small, made, {})
+    said = "No accuracy after each task, because the runs are older than its record: "
+    assert f"\n{said}longer.\n" in markdown("t", small, made[:2] + older[2:], {})
+    assert f"\n{said}longer, its other seeds.\n" in markdown("t", small, made[:3] + older[3:], {})
+    assert f"\n{said}every row.\n" in markdown("t", small, older, {})
 
 
 def test_a_new_label_keeps_the_results_and_a_new_measure_does_not(small: Table, tmp_path: Path) -> None:
@@ -193,87 +203,3 @@ def test_a_table_of_cpu_size_is_there_whole_or_says_why_not_and_its_page_says_wh
         assert not table.pending, f"{name} is whole: take its pending away"
     assert len(table.seeds) >= 3 or "One seed: a survey" in table.note
     assert text == markdown(name, table, held, controls_of(table))
-
-
-Holds = Callable[[Experiment, str], bool]
-
-
-def chain(experiment: Experiment) -> list[dict[str, Any]]:
-    """The strategy and what it wraps, outermost first."""
-    found, inner = [], experiment.model_dump(mode="json")["strategy"]
-    while inner:
-        inner = inner if isinstance(inner, dict) else {"name": inner}
-        found.append(inner)
-        inner = inner.get("base")
-    return found
-
-
-def has_strategy(experiment: Experiment, name: str) -> bool:
-    return any(each["name"] == name for each in chain(experiment))
-
-
-def is_plain(experiment: Experiment) -> bool:
-    """Exemplars, one network, and averaging by size: no other term, no other weights."""
-    learner = experiment.learner
-    terms = (learner.distillation, learner.contrastive, learner.consolidation)
-    weights = chain(experiment)[-1]
-    by_size = weights["name"] == "fedavg" or (
-        weights["name"] == "multi_factor" and not any(weights.get(key) for key in ("beta", "gamma", "delta"))
-    )
-    one_network = experiment.model.name not in ("dual_backbone", "digest_two_branch")
-    return learner.memory is not None and not any(terms) and by_size and one_network
-
-
-def loss(experiment: Experiment) -> str:
-    return experiment.learner.classification.name
-
-
-def alpha(experiment: Experiment) -> float | None:
-    return getattr(experiment.data.partition, "alpha", None)
-
-
-def noise(experiment: Experiment) -> float | None:
-    return getattr(experiment.privacy, "noise_multiplier", None)
-
-
-# a pooled or single site of a federation is one
-WORDS: dict[str, Holds] = {
-    r"(?<![-\d])(\d+) tasks\b": lambda e, found: e.tasks.count == int(found),
-    r"(?<![-\d])(\d+) sites\b": lambda e, found: e.data.sites in (int(found), 1),
-    r"Dirichlet ([\d.]+)\b": lambda e, found: alpha(e) == float(found),
-    r"(\d+) local epochs": lambda e, found: e.learner.epochs == int(found),
-    r"(\d+) segments?": lambda e, found: any(each.get("segments") == int(found) for each in chain(e)),
-    r"(plain SGD)$": lambda e, _: e.learner.optimizer.name == "sgd" and not e.learner.optimizer.momentum,
-    r"(?:^|: )(plain replay)\b": lambda e, _: is_plain(e),
-    r"(exemplars and cross entropy alone)": lambda e, _: is_plain(e) and loss(e) == "ce",
-    r"(balanced softmax alone|plain replay, balanced softmax)": lambda e, _: (
-        is_plain(e) and loss(e) == "balanced_softmax"
-    ),
-    r"(?:^|: )(full system)$": lambda e, _: bool(
-        e.model.name == "dual_backbone"
-        and has_strategy(e, "multi_factor")
-        and e.learner.distillation
-        and e.learner.contrastive
-    ),
-    r"(fine-tuning)$": lambda e, _: e.learner.memory is None,
-    r"(?:sigma|noise multiplier) ([\d.]+)$": lambda e, found: noise(e) == float(found),
-    r"(no protection)$": lambda e, _: not noise(e),
-    r"(?:^|: )(FedAvg)(?=$|,)": lambda e, _: chain(e)[-1]["name"] == "fedavg",
-    r"(?:^|: )(FedProx)\b": lambda e, _: getattr(e.learner.correction, "name", "") == "fedprox",
-    r"(?:^|: )(SCAFFOLD)\b": lambda e, _: has_strategy(e, "scaffold"),
-    r"(?:^|: )(ring)\b": lambda e, _: has_strategy(e, "serial_ring"),
-}
-"""What a label can say -> whether an experiment has it, given the group."""
-
-
-@pytest.mark.parametrize("name", one_fast(tables()))
-def test_labels_say_what_experiments_have(name: str) -> None:
-    wrong = []
-    for row in tables()[name].rows:
-        said = {
-            (words, found.group(1)) for words in WORDS for found in re.finditer(words, row.label.rstrip("."))
-        }
-        if said:
-            experiment = row.load(1)
-            wrong += [f"{row.label}: {found}" for words, found in said if not WORDS[words](experiment, found)]
-    assert not wrong
