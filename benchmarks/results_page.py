@@ -141,10 +141,10 @@ def judge_claims(present: Present) -> list[Tested]:
 def _claims_at_a_glance(tested: Sequence[Tested]) -> Iterator[str]:
     words = Counter(verdict.word for *_, verdict in tested)
     if words:
-        open_claims = words["undecided"] + words["not measured"]
+        refuted, open_claims = words["does not hold"], words["undecided"] + words["not measured"]
         yield (
-            f"{words.total()} claims were put to the test. {words['holds']} hold, "
-            f"{words['does not hold']} do not hold, {open_claims} are undecided."
+            f"{words.total()} claims were put to the test: {words['holds']} hold, {refuted} "
+            f"{'does' if refuted == 1 else 'do'} not, {open_claims} are undecided."
         )
 
 
