@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from benchmarks.paper_claims import Claim
+from benchmarks.paper_sheets import tables_of_paper
 from benchmarks.table import ROOT, TEN_SEEDS, Measure, Row, Table
 from perennial.config.experiment import load_experiment
 from perennial.config.simulation import load_simulated_federation
@@ -281,4 +282,5 @@ TABLES = {
         ],
         measures=FINAL,
     ),
+    **tables_of_paper("feddig", {"mean of rounds 251 to 259": rounds_mean(251, 259)}),
 }

@@ -1,10 +1,10 @@
 """FedPerC and its rivals: the mean accuracy of the sites' own models, and how well sites are grouped."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from benchmarks.paper_claims import Claim
+from benchmarks.paper_sheets import tables_of_paper
 from benchmarks.table import TEN_SEEDS, Row, Table
 
 
@@ -61,14 +61,6 @@ PUBLISHED_VECTOR = ("strategy.layers=3", "strategy.combine=average", "strategy.c
 """The mean over the first three ReLU layers, of 16 channels: the paper takes 32, our first layer has 16."""
 PUBLISHED = "Yang et al. 2022, tables III to VI"
 CLUSTER_FREE = ("fine-tuning, equal budget", "FedPer", "FedPerC, random groups")
-PAPER: dict[str, dict[str, float]] = {
-    "FedPerC": {"own models": 65.16, "global model": 40.44},
-    "FedPerC, random groups": {"own models": 60.30},
-    "fine-tuning, equal budget": {"own models": 61.26},
-    "FedPer": {"own models": 60.90},
-    "PFA on the same clusters": {"own models": 61.80},
-}
-"""CIFAR-100, ResNet-34: tables III and V."""
 RIVALS = (*CLUSTER_FREE, "PFA on the same clusters", "global model, equal budget")
 MEASURES = {
     "own models": own_models,
@@ -118,15 +110,10 @@ TABLES = {
         "Vienna.",
         seeds=TEN_SEEDS,
     ),
-    "fedperc_cifar100_resnet34": Table(
-        "FedPerC on CIFAR-100 at the paper's size: ResNet-34, 50 global and 30 personal rounds",
+    **tables_of_paper(
+        "fedperc",
+        MEASURES,
         [
-            replace(row, paper=PAPER[row.label])
-            for row in rivals("fedperc_as_published", 4)
-            if row.label in PAPER
-        ],
-        measures=MEASURES,
-        claims=[
             Claim(
                 f"FedPerC at least 3.3 points above PFA ({PUBLISHED})",
                 "FedPerC",
@@ -135,7 +122,5 @@ TABLES = {
                 margin=3.3,
             )
         ],
-        scale="paper",
-        note="The paper's figures are means of the best rounds of three runs, selected on test data.",
     ),
 }

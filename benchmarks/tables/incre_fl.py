@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.paper_claims import Claim
+from benchmarks.paper_sheets import tables_of_paper
 from benchmarks.table import STANDARD, TEN_SEEDS, Row, Table
 from perennial.server.metrics import average_incremental_accuracy
 
@@ -42,10 +43,9 @@ NEAR, CLIENT_MEAN, EXCLUDE, CENTRAL = (
     "Incre-FL, pre-training samples left out afterwards",
     "iCaRL with all data in one place",
 )
-PRETRAINING = "{samples: 7, rounds: 3}"
 
 
-def rows(experiment: str, pretraining_block: str = PRETRAINING) -> list[Row]:
+def rows(experiment: str) -> list[Row]:
     """The five rows of the paper, what they add to, and for each aggregation the uniform mean to beat."""
 
     def row(label: str, **changes: str) -> Row:
@@ -53,7 +53,7 @@ def rows(experiment: str, pretraining_block: str = PRETRAINING) -> list[Row]:
 
     attention: Mapping[str, str] = {"strategy": "layer_attention"}
     channels: Mapping[str, str] = {"model.squeeze_excitation": "true"}
-    pretraining: Mapping[str, str] = {"pretraining": pretraining_block}
+    pretraining: Mapping[str, str] = {"pretraining": "{samples: 7, rounds: 3}"}
     return [
         row(BASE),
         row(PRETRAINED, **pretraining),
@@ -105,49 +105,14 @@ CPU_CLAIMS = (
     Claim("a balanced softmax over iCaRL's sigmoids (ours)", ALL, SIGMOIDS, FINAL),
     Claim("layer attention that trusts the near over one that trusts the far (ours)", NEAR, ALL, FINAL),
 )
-NOTE = (
-    "Per cent. Nearest mean: each site classifies with the means of its own exemplars, as iCaRL does; head: "
-    "the classifier on the server's test set."
-)
 CPU_NOTE = (
-    f"{NOTE} Four sites, Dirichlet 0.5, so that sites differ and layer attention can matter. The paper "
-    "trains with iCaRL's sigmoids, one row below, whose small gradients have ten to twenty times the "
-    "learning rate of the others, without momentum; the others have a balanced softmax, and all have group "
-    "normalisation, chosen on seed 11. The row with all data in one place has channel attention."
+    "Per cent. Nearest mean: each site classifies with the means of its own exemplars, as iCaRL does; head: "
+    "the classifier on the server's test set. Four sites, Dirichlet 0.5, so that sites differ and layer "
+    "attention can matter. The paper trains with iCaRL's sigmoids, one row below, whose small gradients have "
+    "ten to twenty times the learning rate of the others, without momentum; the others have a balanced "
+    "softmax, and all have group normalisation, chosen on seed 11. The row with all data in one place has "
+    "channel attention."
 )
-
-PAPER = {
-    ("cifar10", 2): (42.14, 43.45, 47.53, 45.40, 48.01, 48.24),
-    ("cifar10", 5): (61.49, 63.16, 64.47, 63.73, 65.11, 65.90),
-    ("cifar100", 10): (29.44, 30.03, 32.09, 31.02, 32.22, 32.94),
-    ("cifar100", 20): (38.65, 39.35, 40.20, 39.86, 40.62, 41.15),
-    ("cifar100", 50): (38.42, 39.00, 41.23, 40.32, 41.72, 42.19),
-}
-"""Accuracy in per cent, in the order of the first six rows, by data set and classes of a task."""
-
-
-def full_size(dataset: str, increment: int) -> Table:
-    """The same rows with the paper's data, network and optimiser."""
-    changes = (f"data.dataset={dataset}", f"tasks.increments={increment}")
-    labels = (BASE, PRETRAINED, CHANNELS, LAYERS, BOTH, ALL)
-    figures = dict(zip(labels, PAPER[dataset, increment], strict=True))
-    return Table(
-        f"Incre-FL on {dataset.upper().replace('CIFAR', 'CIFAR-')}, {increment} classes a task",
-        [
-            Row(
-                row.label,
-                row.experiment,
-                (*changes, *row.changes),
-                {FINAL: figures[row.label]} if row.label in figures else {},
-            )
-            for row in rows("incre_fl_as_published", "{samples: 64, rounds: 3}")
-        ],
-        measures=MEASURES,
-        note=NOTE
-        + " The paper does not say whether its figures are of the last task or an average over tasks.",
-        claims=CLAIMS,
-        scale="paper",
-    )
 
 
 def early(label: str, *changes: str) -> Row:
@@ -156,7 +121,7 @@ def early(label: str, *changes: str) -> Row:
 
 
 TABLES = {
-    **{f"incre_fl_{dataset}_{increment}": full_size(dataset, increment) for dataset, increment in PAPER},
+    **tables_of_paper("incre_fl", MEASURES, CLAIMS),
     "incre_fl_digits": Table(
         "Incre-FL on digits, the paper's network, 5 tasks of 2",
         [*rows("incre_fl_digits"), *variants("incre_fl_digits", 0.5)],

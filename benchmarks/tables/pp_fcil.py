@@ -3,10 +3,10 @@
 The paper: Varalakshmi et al. 2026, doi 10.38124/ijisrt/26apr1499.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.paper_claims import Claim
+from benchmarks.paper_sheets import tables_of_paper
 from benchmarks.table import STANDARD, TEN_SEEDS, Measure, Row, Table
 from benchmarks.tables.privacy import epsilon
 from perennial.server.metrics import average_incremental_accuracy
@@ -15,7 +15,7 @@ CENTRAL = "evaluation.federated=false"
 """Only the server's test set counts in these tables; sites need not measure too."""
 AT_SITES = "evaluation.central=false"
 REDUCED = "data.samples_limit=2000"
-DIGITS, FASHION, FULL_SIZE = "pp_fcil_digits", "pp_fcil_fashion_mnist", "pp_fcil_as_published"
+DIGITS, FASHION = "pp_fcil_digits", "pp_fcil_fashion_mnist"
 PLAIN_LEARNER = ("learner.classification=ce", "learner.distillation=null", "learner.contrastive=null")
 ONE_BACKBONE_ALONE, GROUPED = "model={name: small_cnn}", "model={name: small_cnn, norm: group}"
 PLAIN = (*PLAIN_LEARNER, ONE_BACKBONE_ALONE, "strategy=fedavg")
@@ -60,8 +60,8 @@ TABLE_4 = {
 """Rows that the paper has too, and what it claims to be worth something."""
 
 
-def _row(label: str, experiment: str, *changes: str, paper: Mapping[str, float] | None = None) -> Row:
-    return Row(label, experiment, (CENTRAL, *changes), paper or {})
+def _row(label: str, experiment: str, *changes: str) -> Row:
+    return Row(label, experiment, (CENTRAL, *changes))
 
 
 def _private(noise_multiplier: float) -> Row:
@@ -72,17 +72,6 @@ def _private(noise_multiplier: float) -> Row:
         f"privacy={{mode: client_local, clip_norm: 1.0, noise_multiplier: {noise_multiplier:g}, "
         "accountant: rdp}",
     )
-
-
-def _full_size(tasks: int, final: float, average: float) -> list[Row]:
-    """PP-FCIL with the paper's figures, and plain replay with balanced softmax beside it."""
-    schedule = f"tasks={{count: {tasks}, order: seeded, rounds: {50 if tasks == 20 else 100}}}"
-    figures = {"final accuracy": final, "average incremental accuracy": average}
-    replay = ("model={name: resnet18}", *PLAIN_LEARNER[1:], "strategy=fedavg")
-    return [
-        _row(f"{tasks} tasks", FULL_SIZE, schedule, paper=figures),
-        _row(f"{tasks} tasks: plain replay, balanced softmax", FULL_SIZE, schedule, *replay),
-    ]
 
 
 CBDR = (
@@ -353,12 +342,5 @@ TABLES = {
         ],
         seeds=TEN_SEEDS,
     ),
-    "pp_fcil_cifar100": Table(
-        "PP-FCIL on CIFAR-100, ResNet-18, 5 sites, Dirichlet 0.5: the paper's size",
-        [*_full_size(5, 65, 79.6), *_full_size(10, 59, 73.8), *_full_size(20, 60, 66.4)],
-        scale="paper",
-        note="10 exemplars of a class at each site; 100 rounds a task, 50 for 20 tasks. The paper is silent "
-        "on its rounds, memory and optimiser. The best published figures from scratch, with memory and 100 "
-        "rounds a task, are 49.8 (5 tasks) and 46.5 (10 tasks). `cifar100_resnet20` is for a processor.",
-    ),
+    **tables_of_paper("pp_fcil"),
 }
