@@ -158,14 +158,12 @@ def test_each_head_of_a_comparison_is_a_question(tmp_path: Path) -> None:
     assert compare(1, 1.0) is not None, hospital.refusal
 
 
-def trained(hospital: Hospital, value: int, number: int = 1, **order: Any) -> Any:
+def trained(hospital: Hospital, value: int, **order: Any) -> Any:
     """The site's answer to a model that the server chose by `value`, with an order in its settings."""
     draw = torch.Generator().manual_seed(value)
     arrays = {name: torch.randn(x.shape, generator=draw) for name, x in hospital.arrays().items()}
     hospital.refusal = ""
-    return hospital.ask(
-        TrainRequest(**hospital.stamp(number), arrays=Tensors(arrays), settings=json.dumps(order))
-    )
+    return hospital.ask(TrainRequest(**hospital.stamp(), arrays=Tensors(arrays), settings=json.dumps(order)))
 
 
 STILL: dict[str, Any] = {
