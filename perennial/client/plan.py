@@ -17,7 +17,7 @@ from perennial.data.schedule import Registry
 from perennial.foundation.errors import PolicyRefusal
 from perennial.foundation.plain import PlainObject, read_object
 from perennial.learning.site_method import SiteMethod, SiteMethods
-from perennial.protocol.measurements import parse_measurements
+from perennial.protocol.measurements import HELD_OUT_ACCURACY, parse_measurements
 from perennial.protocol.messages import EvaluateRequest, TrainRequest
 from perennial.protocol.stamp import Stamp
 
@@ -108,7 +108,10 @@ class Plan:
 
     def count_questions(self) -> int:
         """Models in the whole run that a site is asked to judge on its held-out samples."""
-        return self._count_evaluations() + sum(half.extra_questions(self)[1] for half in self.halves)
+        beside = sum(half.extra_questions(self)[1] for half in self.halves)
+        if HELD_OUT_ACCURACY in self.measurements:
+            beside += sum(self.most("train", number) for number in range(1, self.rounds + 1))
+        return self._count_evaluations() + beside
 
     def _count_evaluations(self) -> int:
         return sum(self.most("evaluate", number) for number in range(1, self.rounds + 1))

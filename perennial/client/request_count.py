@@ -11,9 +11,12 @@ from hashlib import sha256
 from pathlib import Path
 
 from perennial.client.plan import Plan
+from perennial.client.state import hash_records
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal
 from perennial.foundation.files import open_transaction
+from perennial.protocol.measurements import HELD_OUT_ACCURACY, parse_measurements
+from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Maskable, Stamp
 from perennial.protocol.tensors import Tensors, hash_tensors
 
@@ -30,8 +33,11 @@ UNCOUNTED = ("digest", "vote", "open")
 """Made once and sent again bit for bit, so that asking often gives nothing more. Their run is counted."""
 OF_KNOWN_RUNS = ("vote", "open")
 """Kinds that no run begins with."""
-COUNTS = ("evaluate", "personal_model", "compare_heads", "temperature")
-"""Kinds that answer with counts on held-out samples; the last one of other samples than the first."""
+COUNTS = ("evaluate", "compare_heads", "temperature")
+"""Kinds that answer with counts on held-out samples; the last one of other samples than the first. Others do
+where the experiment and the policy let them."""
+OF_THE_REQUEST = ("compare_heads", "temperature")
+"""Those whose answers follow from the request and the data alone."""
 
 
 class RequestCount:
@@ -74,7 +80,7 @@ class RequestCount:
                     f"repeated request: {kind} of {place} was asked for {before} times; the experiment "
                     f"needs {most}, and {REPEATS} repeats are allowed"
                 )
-            if kind in COUNTS:
+            if _asks_right_answers(policy, plan, kind, request):
                 self._note_question(book, policy, plan, (request.run, kind, place), request)
             book.execute(
                 "INSERT INTO asked VALUES (?, ?, ?, ?)", (experiment.digest, request.run, kind, place)
@@ -106,10 +112,14 @@ class RequestCount:
     ) -> None:
         """Count what is asked of each held-out sample; a question that was asked before tells nothing new.
 
+        It is the same only where the site would answer it from the same records: from another layer of its
+        own it gives another model's right answers.
+
         The limit is on questions about one sample, because that is what could single one out, however many
         come in one request. where: run, kind and place.
         """
-        asked = (plan.experiment.digest, *where, hash_question(request))
+        records = self._hash_records(plan, where[1], request)
+        asked = (plan.experiment.digest, *where, hash_question(request, records))
         same = "experiment = ? AND run = ? AND kind = ? AND place = ? AND question = ?"
         (known,) = book.execute(f"SELECT count(*) FROM questions WHERE {same}", asked).fetchone()
         if known:
@@ -132,14 +142,36 @@ class RequestCount:
             )
         book.execute("INSERT INTO questions VALUES (?, ?, ?, ?, ?, ?)", (*asked, models))
 
+    def _hash_records(self, plan: Plan, kind: str, request: Stamp) -> str:
+        """Hash of the site's records from which it answers a question; "" where the request alone decides."""
+        if kind in OF_THE_REQUEST or (
+            kind == "evaluate" and plan.experiment.learner.classifier != "nearest_mean"
+        ):
+            return ""
+        # training reads what was there before its round, and the others what its round made
+        return hash_records(self.path.parent / "runs" / request.run, request.round + (kind != "train"))
+
     def _open(self) -> AbstractContextManager[sqlite3.Connection]:
         return open_transaction(self.path, TABLES, "nothing is answered")
 
 
-def hash_question(request: Stamp) -> str:
-    """SHA-256 of what a request asks: equal for requests that differ in stamp or attempt alone."""
+def _asks_right_answers(policy: SitePolicy, plan: Plan, kind: str, request: Stamp) -> bool:
+    """Whether the answer tells how many held-out samples a model has right."""
+    if isinstance(request, TrainRequest):
+        told = HELD_OUT_ACCURACY in parse_measurements(request.settings)
+        return told and "evaluate" in policy.answers
+    if kind == "personal_model":
+        return plan.experiment.evaluation.federated and "evaluate" in policy.answers
+    return kind in COUNTS
+
+
+def hash_question(request: Stamp, records: str = "") -> str:
+    """SHA-256 of what a request asks: equal for requests that differ in stamp or attempt alone.
+
+    records: hash of what the site answers it from.
+    """
     whose = {field.name for kind in (Stamp, Maskable) for field in fields(kind)}
-    found = []
+    found = [("records", records)] if records else []
     for field in fields(request):
         value = getattr(request, field.name)
         if field.name not in whose:

@@ -7,6 +7,7 @@ what it read the first time and gives the same bits. A record of round r undoes 
 server has gone back, and they never were.
 """
 
+import hashlib
 import json
 import shutil
 import time
@@ -220,6 +221,26 @@ class SiteState:
         prefix = f"{name}-"
         found = [path.stem.removeprefix(prefix) for path in self.folder.glob(f"{prefix}*.safetensors")]
         return sorted(int(version) for version in found if version.isdigit())
+
+
+def hash_records(folder: Path, before: int) -> str:
+    """SHA-256 of all that get() reads in a run's folder before a round: names and contents.
+
+    A round that is repeated after a crash finds the same. Raises StateError naming a file that is unreadable.
+    """
+    newest: dict[str, Path] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        name, _, version = path.stem.rpartition("-")
+        if version.isdigit() and int(version) < before:
+            newest[name] = path
+    digest = hashlib.sha256()
+    for name, path in newest.items():
+        try:
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise StateError(f"{path}: cannot be read ({error.strerror})") from error
+        digest.update(f"{name} {content}\n".encode())
+    return digest.hexdigest()
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, "Tensor"], dict[str, str]]:

@@ -66,15 +66,23 @@ def measure_training(
     if names:
         check_floor(policy, "measurements", len(indices))
 
-    def measure_accuracy(of: Tensor) -> float | None:
+    def measure_accuracy(of: Tensor, *, held_out: bool = False) -> float | None:
         if len(of) < policy.min_samples and not is_exempt(policy, "measurements"):
             return None
         model.eval()
         with site.measuring():
-            correct, total = count_correct(
-                build_head_classifier(model), site.samples(of), request.num_classes
-            )
-        return sum(correct) / sum(total) if sum(total) else None
+            counts = count_correct(build_head_classifier(model), site.samples(of), request.num_classes)
+        correct, total = map(sum, counts)
+        if held_out and find_withheld(policy, "measurements", [total], [correct]):
+            return None
+        return correct / total if total else None
+
+    def measure_held_out() -> float | None:
+        if "evaluate" not in policy.answers:
+            return None
+        return measure_accuracy(
+            site.data.find_task_indices("validation", 0, request.num_classes), held_out=True
+        )
 
     def count_labels() -> list[int]:
         return site.data.y[indices].bincount(minlength=request.num_classes).tolist()
@@ -91,9 +99,7 @@ def measure_training(
         return [None if label in stay else n for label, n in enumerate(found)]
 
     measure: dict[str, Callable[[], Any]] = {
-        HELD_OUT_ACCURACY: lambda: measure_accuracy(
-            site.data.find_task_indices("validation", 0, request.num_classes)
-        ),
+        HELD_OUT_ACCURACY: measure_held_out,
         TRAIN_ACCURACY: lambda: measure_accuracy(indices),
         CLASSIFICATION_LOSS: lambda: result.classification,
         CLASS_COVERAGE: measure_coverage,

@@ -58,8 +58,9 @@ class SitePolicy(Block):
     other than none forbids."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
     max_evaluations: int | None = Field(default=None, ge=0)
-    """Most models whose right answers on held-out samples one approved experiment learns in all its runs;
-    None: as many as it needs in max_runs runs, and a few more. What is asked again is none."""
+    """Most models whose right answers on held-out samples one approved experiment learns in all its runs,
+    beside an update too; None: as many as it needs in max_runs runs, and a few more. What is asked again, of
+    the same layers and exemplars of the site's own, is none."""
     max_runs: int = Field(default=3, ge=1)
     """Most runs of one approved experiment; a run that is resumed is the same run."""
     require_secure: bool = False

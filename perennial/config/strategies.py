@@ -188,12 +188,25 @@ LOCAL_STEPS: Mapping[str, Mapping[str, Any]] = {
 """What a strategy needs of `learner.optimizer`: its arithmetic counts steps of plain SGD of one size."""
 
 
+def find_weight_measurements(keys: Mapping[str, Any]) -> tuple[Measurement, ...]:
+    """The measurements that multi_factor's weights use. keys: its section of an experiment."""
+    named: dict[str, Measurement | None] = {
+        "beta": "class_coverage" if keys.get("timeliness") == "coverage" else None,
+        "gamma": "train_accuracy" if keys.get("quality") == "train" else "held_out_accuracy",
+        "delta": "classification_loss",
+    }
+    return tuple(measured for key, measured in named.items() if measured and keys.get(key))
+
+
 def find_asks(name: str, keys: Mapping[str, Any]) -> Asks:
     """What the strategy of this name asks of sites.
 
     keys: its section of an experiment; a plug-in's asks are written there. Raises ValueError (pydantic's) if
     these are not valid.
     """
+    if name == "multi_factor":
+        # a site that is asked for more would answer what no weight needs
+        return ASKS[name].model_copy(update={"measurements": find_weight_measurements(keys)})
     if name in STRATEGIES:
         return ASKS.get(name, Asks())
     # masked sums know the weights of our own strategies alone, whatever class a plug-in was made from

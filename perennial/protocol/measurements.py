@@ -22,7 +22,8 @@ LABEL_COUNTS = "label_counts"
 
 MEASUREMENTS = {
     HELD_OUT_ACCURACY: "Share of right answers of the site's trained model on its own validation samples of "
-    "all classes seen so far; not told where there is none.",
+    "all classes seen so far; not told where there is none, where its policy does not answer evaluate, or "
+    "where fewer are right, or wrong, than its floor.",
     TRAIN_ACCURACY: "Share of right answers of that model on what it was trained on.",
     CLASSIFICATION_LOSS: "Mean classification loss of the last local epoch, without the other terms.",
     CLASS_COVERAGE: "Share of the classes seen so far that the site's training samples contain, so many of "

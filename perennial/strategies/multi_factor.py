@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from perennial.config.rounds import MAX_SAMPLES
-from perennial.config.strategies import ASKS
+from perennial.config.strategies import ASKS, find_weight_measurements
 from perennial.models.sum_grid import SumGrid
 from perennial.protocol.measurements import (
     CLASS_COVERAGE,
@@ -75,6 +75,9 @@ class MultiFactor(IncrementalStrategy):
             )
         self.coefficients = {name: value for name, value in given.items() if value}
         self.timeliness, self.quality = timeliness, quality
+        # the site takes from the same keys what it may be asked
+        keys = {"beta": beta, "gamma": gamma, "delta": delta, "timeliness": timeliness, "quality": quality}
+        self._measured = find_weight_measurements(keys)
         measured = ", ".join(sorted(self.measurements)).replace("_", " ")
         requires = f"{measured}, measured at the sites" if measured else ""
         self.traits = Traits(staleness=STALENESS, requires=requires)
@@ -86,14 +89,7 @@ class MultiFactor(IncrementalStrategy):
     @property
     def measurements(self) -> list[str]:
         """The figures that sites report for the weights."""
-        asked = []
-        if "timeliness" in self.coefficients and self.timeliness == "coverage":
-            asked.append(CLASS_COVERAGE)
-        if "quality" in self.coefficients:
-            asked.append(HELD_OUT_ACCURACY if self.quality == "held_out" else TRAIN_ACCURACY)
-        if "inverse_loss" in self.coefficients:
-            asked.append(CLASSIFICATION_LOSS)
-        return asked
+        return list(self._measured)
 
     def aggregator(self, ctx: RoundContext) -> Aggregator:
         return WeightedFactors(ctx, self)

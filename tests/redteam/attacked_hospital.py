@@ -31,6 +31,7 @@ from perennial.protocol.messages import (
     DigestReply,
     EvaluateReply,
     FinishTaskReply,
+    PersonalModelReply,
     Refusal,
     SparsityReply,
     StatisticsReply,
@@ -147,6 +148,7 @@ class Hospital:
             StatisticsReply,
             CompareHeadsReply,
             SparsityReply,
+            PersonalModelReply,
         )
         (kind,) = [reply for reply in replies if reply.__name__ == read_kind(content)]
         return kind.from_record(content)

@@ -1,5 +1,6 @@
 """A server that asks for right answers to single a held-out patient out: what counts tell, and how often."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,17 @@ from perennial.client.policy import find_withheld
 from perennial.client.request_count import REPEATS, RequestCount
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal
-from perennial.protocol.messages import CompareHeadsRequest, EvaluateReply, EvaluateRequest
+from perennial.protocol.measurements import HELD_OUT_ACCURACY
+from perennial.protocol.messages import (
+    CompareHeadsRequest,
+    EvaluateReply,
+    EvaluateRequest,
+    FinishTaskRequest,
+    PersonalModelReply,
+    PersonalModelRequest,
+    TrainReply,
+    TrainRequest,
+)
 from perennial.protocol.tensors import Tensors
 from tests.redteam.attacked_hospital import BASE, Hospital
 from tests.redteam.hostile_server import threshold
@@ -145,3 +156,113 @@ def test_each_head_of_a_comparison_is_a_question(tmp_path: Path) -> None:
     assert compare(2) is not None, hospital.refusal
     assert compare(2, 1.0) is None and "policy.max_evaluations" in hospital.refusal
     assert compare(1, 1.0) is not None, hospital.refusal
+
+
+def trained(hospital: Hospital, value: int, **order: Any) -> Any:
+    """The site's answer to a model that the server chose by `value`, with an order in its settings."""
+    draw = torch.Generator().manual_seed(value)
+    arrays = {name: torch.randn(x.shape, generator=draw) for name, x in hospital.arrays().items()}
+    hospital.refusal = ""
+    return hospital.ask(TrainRequest(**hospital.stamp(), arrays=Tensors(arrays), settings=json.dumps(order)))
+
+
+STILL: dict[str, Any] = {
+    "data": BASE["data"] | {"validation_fraction": 0.2},
+    "learner": {"preset": "none", "optimizer": {"lr": 1e-9}, "batch_size": 512},
+}
+"""Blocks of an experiment whose training leaves a model as the server made it."""
+BY_QUALITY: dict[str, Any] = STILL | {"strategy": {"name": "multi_factor", "gamma": 0.1}}
+TELL = {"tell": [HELD_OUT_ACCURACY]}
+
+
+def test_weights_by_size_alone_ask_for_no_right_answers(tmp_path: Path) -> None:
+    policy = {"answers": ["train", "evaluate"]}
+    hospital = Hospital(tmp_path, policy, **STILL, strategy="multi_factor")
+    assert trained(hospital, 1, **TELL) is None and "settings.tell" in hospital.refusal
+    assert isinstance(trained(hospital, 1), TrainReply)
+
+
+def test_right_answers_beside_an_update_are_questions_like_others(tmp_path: Path) -> None:
+    hospital = Hospital(tmp_path, {"answers": ["train", "evaluate"], "max_evaluations": 1}, **BY_QUALITY)
+    plan = Plan(hospital.experiment, hospital.site.process.registry)
+    assert plan.count_questions() == plan.rounds + 2, "each round's, and each task's evaluation"
+    first = trained(hospital, 1, **TELL)
+    assert HELD_OUT_ACCURACY in json.loads(first.metrics)
+    assert trained(hospital, 1, **TELL).metrics == first.metrics, "as after a crash of the server"
+    assert trained(hospital, 2, **TELL) is None and "policy.max_evaluations" in hospital.refusal
+    assert trained(hospital, 2) is not None, "training itself goes on"
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"answers": ["train"], "max_evaluations": 0},
+        # of 13 samples fewer than 5 are right, whatever such a model says
+        {"answers": ["train", "evaluate"], "min_samples": 5},
+    ],
+)
+def test_right_answers_stay_where_evaluation_does_or_they_are_few(
+    tmp_path: Path, policy: dict[str, Any]
+) -> None:
+    hospital = Hospital(tmp_path, policy, **BY_QUALITY)
+    for value in (2, 3, 4):
+        assert json.loads(trained(hospital, value, **TELL).metrics) == {}
+
+
+FEDPER: dict[str, Any] = STILL | {
+    "strategy": {"name": "fedper", "personal": ["head"]},
+    "evaluation": {"federated": True, "every": "round"},
+}
+
+
+def join(hospital: Hospital) -> Any:
+    """The answer to one and the same question about the site's own model."""
+    zeros = Tensors({name: torch.zeros_like(x) for name, x in hospital.arrays().items()})
+    hospital.refusal = ""
+    return hospital.ask(PersonalModelRequest(**hospital.stamp(), arrays=zeros, personal=sorted(zeros)))
+
+
+def forget_replies(hospital: Hospital) -> None:
+    for file in (hospital.config.state_dir / "runs").rglob("released/*"):
+        file.unlink()
+
+
+def test_one_question_of_other_own_layers_is_another_question(tmp_path: Path) -> None:
+    hospital = Hospital(tmp_path, {"answers": ["train", "evaluate"], "max_evaluations": 1}, **FEDPER)
+    own = {"personal": sorted(hospital.arrays())}
+    assert trained(hospital, 1, **own) is not None
+    first = join(hospital)
+    assert isinstance(first, PersonalModelReply) and first.correct is not None
+    # a site that was killed before it kept its reply, or whose server took up an older checkpoint
+    forget_replies(hospital)
+    assert trained(hospital, 1, **own) is not None
+    assert join(hospital).correct == first.correct
+    assert trained(hospital, 2, **own) is not None
+    forget_replies(hospital)
+    assert join(hospital) is None and "policy.max_evaluations" in hospital.refusal
+
+
+def test_a_personal_model_of_which_nothing_is_told_is_no_question(tmp_path: Path) -> None:
+    silent = FEDPER | {"evaluation": {"federated": False, "every": "round"}}
+    hospital = Hospital(tmp_path, {"answers": ["train"], "max_evaluations": 0}, **silent)
+    reply = join(hospital)
+    assert isinstance(reply, PersonalModelReply) and reply.correct is None
+
+
+def test_class_means_of_other_exemplars_are_another_question(tmp_path: Path) -> None:
+    learner = STILL["learner"] | {
+        "classifier": "nearest_mean",
+        "memory": {"selection": "herding", "per_class": 4},
+    }
+    changes: dict[str, Any] = {"learner": learner, "tasks": {"count": 1, "rounds": 1}}
+    hospital = Hospital(tmp_path, {"answers": ["train", "evaluate"], "max_evaluations": 1}, **changes)
+
+    def ask(value: int) -> Any:
+        draw = torch.Generator().manual_seed(value)
+        arrays = {name: torch.randn(x.shape, generator=draw) for name, x in hospital.arrays().items()}
+        assert hospital.ask(FinishTaskRequest(**hospital.stamp(), arrays=Tensors(arrays))), hospital.refusal
+        forget_replies(hospital)
+        return hospital.ask(EvaluateRequest(**hospital.stamp(), arrays=Tensors(hospital.arrays())))
+
+    assert isinstance(ask(1), EvaluateReply) and isinstance(ask(1), EvaluateReply)
+    assert ask(2) is None and "policy.max_evaluations" in hospital.refusal

@@ -161,6 +161,32 @@ def test_the_floor_holds_for_what_goes_and_for_what_stays(runs: Path, tmp_path: 
     verify(withdraw_records(runs / "whole", "site-2", tmp_path / "class.safetensors"))
 
 
+def test_the_floor_holds_over_several_files(runs: Path, tmp_path: Path) -> None:
+    folder, output = runs / "whole", tmp_path / "records.safetensors"
+    site = simulated(folder, "site-2", min_samples=5)
+    token = load_checkpoint(folder / "checkpoint")[0].progress.run
+    largest = int(site.data.counts("train", 10).argmax())
+    rows = site.data.find_task_indices("train", largest, largest + 1)
+    assert len(rows) == 18
+    first = OpenedRun.open(folder).list_current_hashes("site-2")
+    write_withdrawn_sums(site, token, rows[:5], output, first)
+    withdraw_records(folder, "site-2", output)
+    second = OpenedRun.open(folder).list_current_hashes("site-2")
+    assert second != first
+    # the second: one that says that the first file never came; the last: one of sums that nobody signed
+    for current in (second, first, {}):
+        with pytest.raises(PolicyRefusal, match="would lose fewer than 5 samples"):
+            write_withdrawn_sums(site, token, rows[:6], output, current)
+        with pytest.raises(PolicyRefusal, match="would keep fewer than 5 samples"):
+            write_withdrawn_sums(site, token, rows[5:17], output, current)
+    with pytest.raises(DataError, match="were taken back before"):
+        write_withdrawn_sums(site, token, rows[:5], output, second)
+    # a list that has the first ones still takes back the others alone
+    (found,) = write_withdrawn_sums(site, token, rows[:10], output, second).values()
+    assert found.samples == 5
+    verify(withdraw_records(folder, "site-2", output))
+
+
 def deployed(folder: Path, split_key: str) -> Site:
     """A site with data of its own, 60 images of 20 patients."""
     x = np.random.default_rng(0).integers(0, 256, (60, 4, 4), dtype=np.uint8)

@@ -117,13 +117,13 @@ def _prepare_sums(
     """The sums as they may leave."""
     if (sent := _find_sent(site, request)) is not None:
         return sent
-    shown: list[int] = []
+    shown, counts = list[int](), list[int]()
     rows = torch.empty(0, dtype=torch.int64)
+    # under noise, leaving out a class would reveal that it has few samples
+    noised = site.experiment.privacy.enabled
 
     def find() -> Tensor:
-        nonlocal shown, rows
-        # under noise, leaving out a class would reveal that it has few samples
-        noised = site.experiment.privacy.enabled
+        nonlocal shown, counts, rows
         counts = (
             count_training_samples(site, classes)
             if noised
@@ -143,6 +143,14 @@ def _prepare_sums(
     mechanism = charges.price_sums(site.experiment, request.run, request.of_task)
     kept = choose(site, mechanism, find)
     sums = sum_features(site, backbone, classes, shown, request.weights, kept)
+    asked = torch.tensor(counts) * torch.tensor(request.weights or 1)
+    if not noised and not sums.counts.equal(asked):
+        # some samples have no features: what is left of their class must reach the floor too
+        kept = find_summed_rows(site, backbone, classes)
+        check_floor(site.identity.policy, "statistics", len(kept))
+        shown = site.data.y[kept].unique().tolist()
+        rows = _find_training_rows(site, classes, shown)
+        sums = sum_features(site, backbone, classes, shown, request.weights, kept)
     told = _release_sums(site, request, sums, mechanism)
     note_learnt(site, request, rows, request.of_task)
     return told
@@ -233,6 +241,31 @@ def _find_training_rows(site: Site, classes: range, shown: list[int]) -> Tensor:
     return indices[torch.isin(site.data.y[indices], torch.tensor(shown, dtype=torch.int64))]
 
 
+def find_summed_rows(site: Site, backbone: FixedFeatures, classes: range) -> Tensor:
+    """Indices of the training samples that are in this site's sums of these classes, if there is no noise.
+
+    Samples without features are not; a class of which too few are left for the policy's floor stays.
+    """
+    policy, counts = site.identity.policy, count_training_samples(site, classes)
+    stay = find_withheld(policy, "statistics", counts)
+    shown = [label for place, label in enumerate(classes) if place not in stay]
+    rows = _find_training_rows(site, classes, shown)
+    data = site.samples(rows)
+    if len(rows):
+        found = open_bank(backbone, data, site.feature_folder).features(backbone, data)
+        rows = rows[torch.cat([_have_features(features) for features, _ in found]).cpu()]
+    left = torch.bincount(site.data.y[rows] - classes.start, minlength=len(classes)).tolist()
+    counts = [count if place in stay else left[place] for place, count in enumerate(counts)]
+    stay |= find_withheld(policy, "statistics", counts)
+    shown = [label for place, label in enumerate(classes) if place not in stay]
+    return rows[torch.isin(site.data.y[rows], torch.tensor(shown, dtype=torch.int64))]
+
+
+def _have_features(features: Tensor) -> Tensor:
+    """(n,) bool: whether a sample's features, a row of (n, d), are finite and not all 0."""
+    return features.any(dim=1) & features.isfinite().all(dim=1)
+
+
 def collect_sums(site: Site, backbone: FixedFeatures, classes: range, rows: Tensor) -> Statistics:
     """Exact sums of features over the samples at rows, all of which are of these classes.
 
@@ -244,7 +277,7 @@ def collect_sums(site: Site, backbone: FixedFeatures, classes: range, rows: Tens
     if len(data):
         empty = 0
         for features, labels in open_bank(backbone, data, site.feature_folder).features(backbone, data):
-            told = features.any(dim=1) & features.isfinite().all(dim=1)
+            told = _have_features(features)
             empty += int((~told).sum())
             collector.add(features[told], labels[told])
         if empty:

@@ -1,21 +1,21 @@
 """Records that a site takes back from a finished closed-form run: their part in its sums.
 
 The server subtracts this part. The sums of one record are that record's features, so a withdrawal is refused
-until it reaches the policy's floor in every class.
+until it reaches the policy's floor in every class, and so does what the server can tell from several files.
 """
 
 import hmac
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.client.policy import check_answer, check_statistics, find_withheld, is_exempt
+from perennial.client.policy import check_answer, check_statistics
 from perennial.client.release import pay
 from perennial.client.secure_state import own_identity
 from perennial.client.site import Site
@@ -26,11 +26,13 @@ from perennial.foundation.files import lock_folder, make_folder, replace_file
 from perennial.learning.analytic.statistics import Statistics, write_by_task
 from perennial.privacy.released import Released
 from perennial.privacy.signed_sums import Statement
-from perennial.strategies.analytic.site import collect_sums, count_training_samples
+from perennial.strategies.analytic.site import collect_sums, find_summed_rows
 from perennial.strategies.analytic.statements import keep_statements, read_statements
 
 WITHDRAWN = "withdrawn-records.json"
-"""In the site's folder of a run: statement's hash -> by what the records withdrawn until then are known."""
+"""In the site's folder of a run: statement's hash -> marks of the records withdrawn until then; and of each
+file that was made, whether it was sent or not, FILE and a number -> class and mark of each of its samples."""
+FILE = "file "
 REPEATED = ("site", "experiment", "settings", "run", "task", "class_order", "features", "signers")
 """What a statement that supersedes another says too."""
 
@@ -88,54 +90,115 @@ def write_withdrawn_sums(
             "privacy: the sums left with noise; a corrected release needs fresh noise and a new charge"
         )
     backbone, schedule = site.models.load_fixed_features(), site.process.registry.schedule
-    found: dict[int, Statistics] = {}
-    for task in range(1, schedule.count + 1):
-        classes = schedule.list_classes(task)
-        rows = _find_summed_rows(site, classes)
-        summed = site.data.y[rows].unique().tolist()
-        rows = rows[torch.isin(rows, chosen)]
-        if len(rows):
-            _check_classes(site, rows, summed)
-            found[task] = collect_sums(site, backbone, classes, rows)
-    if not found:
-        raise DataError(
-            f"records: none of these {len(chosen)} is a training sample of this run whose sums left the "
-            "site; there is nothing to take back"
-        )
-    pay(site.identity, Released(found, charges.price_clear_release(experiment, run, "statistics")))
-    facts = {"run": run, "experiment": experiment.digest, "site": site.name, "features": backbone.content}
-    write_by_task(path, found, facts | _sign_remaining(site, run, chosen, found, current))
-    return found
-
-
-def _sign_remaining(
-    site: Site, run: str, chosen: Tensor, found: Mapping[int, Statistics], current: Mapping[int, str]
-) -> dict[str, Any]:
-    """Statements of the sums that remain; {} where the site signed none of these sums.
-
-    Records that were withdrawn before may still be in the data, and are in no remaining sum.
-    """
     folder, secret = site.state(run).folder, own_identity(site.identity.state_dir)
     make_folder(folder)
     with lock_folder(folder):
-        known, signed = read_statements(folder), list[Statement]()
-        marks: dict[str, list[str]] = _read_marks(folder)
-        chosen_marks = {_mark(site, row, secret) for row in chosen.tolist()}
-        for task in found:
+        known, marks = read_statements(folder), _read_marks(folder)
+        going = {_mark(site, row, secret) for row in chosen.tolist()}
+        parts: dict[int, Part] = {}
+        for task in range(1, schedule.count + 1):
+            rows = find_summed_rows(site, backbone, schedule.list_classes(task))
             former = next((s for s in known.get(task, ()) if s.sha256 == current.get(task)), None)
-            if former is None:
-                return {}
-            gone = chosen_marks | set(marks.get(former.sha256, ()))
-            classes = site.process.registry.schedule.list_classes(task)
-            rows = _find_summed_rows(site, classes).tolist()
-            left = torch.tensor([r for r in rows if _mark(site, r, secret) not in gone], dtype=torch.int64)
-            remaining = collect_sums(site, site.models.load_fixed_features(), classes, left)
-            same = {name: getattr(former, name) for name in REPEATED}
-            signed.append(Statement.make(secret, known[task], remaining.sha256, former, **same))
-            marks[signed[-1].sha256] = sorted(gone)
+            before = set(marks.get(former.sha256, ())) if former is not None else set[str]()
+            part = Part(former, rows, [_mark(site, row, secret) for row in rows.tolist()], before, going)
+            if len(part.gone):
+                parts[task] = part
+        if not parts:
+            raise DataError(
+                f"records: none of these {len(chosen)} is a training sample of this run whose sums left the "
+                "site, or all were taken back before; there is nothing to take back"
+            )
+        marks[f"{FILE}{len(marks)}"] = _check_floor(site, parts.values(), marks)
+        found = {
+            task: collect_sums(site, backbone, schedule.list_classes(task), part.gone)
+            for task, part in parts.items()
+        }
+        pay(site.identity, Released(found, charges.price_clear_release(experiment, run, "statistics")))
+        signed = list[Statement]()
+        for task, part in parts.items():
+            if part.former is None:
+                # where the site signed none of these sums, no statement can say what remains
+                signed.clear()
+                break
+            remaining = collect_sums(site, backbone, schedule.list_classes(task), part.left)
+            same = {name: getattr(part.former, name) for name in REPEATED}
+            signed.append(Statement.make(secret, known[task], remaining.sha256, part.former, **same))
+        marks |= {each.sha256: sorted(parts[each.task].before | going) for each in signed}
+        # before the file is there: what may have left is known here
         replace_file(folder / WITHDRAWN, json.dumps(marks).encode())
         keep_statements(folder, signed)
-    return {"statements": list(map(asdict, signed))}
+    facts = {"run": run, "experiment": experiment.digest, "site": site.name, "features": backbone.content}
+    write_by_task(path, found, facts | ({"statements": list(map(asdict, signed))} if signed else {}))
+    return found
+
+
+@dataclass(frozen=True)
+class Part:
+    """One task's part in a withdrawal.
+
+    former: the statement of the sums that the server has; None: the site signed none. rows: (n,) indices of
+    the samples in the sums that left first. marks: of each of them. before: marks of what those that the
+    server has contain no more; such a record may still be in the data. going: marks of what goes now.
+    """
+
+    former: Statement | None
+    rows: Tensor
+    marks: Sequence[str]
+    before: Set[str]
+    going: Set[str]
+
+    @property
+    def gone(self) -> Tensor:
+        """Indices of the samples that go now."""
+        return self._pick(self.going - self.before)
+
+    @property
+    def left(self) -> Tensor:
+        """Indices of the samples in the sums that remain."""
+        return self._pick(set(self.marks) - self.going - self.before)
+
+    def _pick(self, marks: Set[str]) -> Tensor:
+        return self.rows[torch.tensor([mark in marks for mark in self.marks], dtype=torch.bool)]
+
+    def describe(self, site: Site, rows: Tensor) -> list[str]:
+        """Class and mark of each of these rows, in one text each."""
+        of = dict(zip(self.rows.tolist(), self.marks, strict=True))
+        return [f"{int(site.data.y[row])} {of[row]}" for row in rows.tolist()]
+
+
+def _check_floor(site: Site, parts: Collection[Part], marks: Mapping[str, Sequence[str]]) -> list[str]:
+    """What this file takes out, as it is kept for later ones.
+
+    Samples of a class that are in the same files form a group. Whatever the server adds and subtracts, it
+    gets sums over whole groups, so each must reach the floor. Which files the server has, it alone knows: all
+    that were made count. Raises PolicyRefusal below the floor.
+    """
+    now = [text for part in parts for text in part.describe(site, part.gone)]
+    files = [Counter(texts) for key, texts in marks.items() if key.startswith(FILE)] + [Counter(now)]
+    samples = Counter(text for part in parts for text in part.describe(site, part.rows))
+    for file in files:
+        # some may be in the data no more
+        samples |= file
+    touched, groups = {text.partition(" ")[0] for text in now}, Counter[tuple[str, tuple[bool, ...]]]()
+    for text, count in samples.items():
+        if (label := text.partition(" ")[0]) in touched:
+            groups[label, tuple(text in file for file in files)] += count
+    floor = site.identity.policy.min_samples
+    for (label, inside), count in groups.items():
+        if count >= floor:
+            continue
+        name = site.process.registry.classes[int(label)]
+        if inside[-1]:
+            raise PolicyRefusal(
+                f"policy.min_samples: class {name!r} would lose fewer than {floor} samples, or fewer that no "
+                "earlier file has, and their sum tells too much of them; wait until more have gathered"
+            )
+        raise PolicyRefusal(
+            f"policy.min_samples: class {name!r} would keep fewer than {floor} samples, or fewer that an "
+            "earlier file has and this one lacks, whose sum the server could tell by subtracting; withdraw "
+            "the whole class, or the site"
+        )
+    return now
 
 
 def _read_marks(folder: Path) -> dict[str, list[str]]:
@@ -144,39 +207,9 @@ def _read_marks(folder: Path) -> dict[str, list[str]]:
 
 
 def _mark(site: Site, row: int, secret: bytes) -> str:
-    """By which a withdrawn record is known again here; the key is the site's own."""
-    return hmac.digest(secret, _encode_row(site.data.x[row]), "sha256").hex()
-
-
-def _find_summed_rows(site: Site, classes: range) -> Tensor:
-    """Indices of the training samples that are in this site's sums of these classes."""
-    counts = count_training_samples(site, classes)
-    stay = find_withheld(site.identity.policy, "statistics", counts)
-    summed = [label for index, label in enumerate(classes) if counts[index] and index not in stay]
-    rows = site.data.find_task_indices("train", classes.start, classes.stop)
-    return rows[torch.isin(site.data.y[rows], torch.tensor(summed, dtype=torch.int64))]
-
-
-def _check_classes(site: Site, rows: Tensor, summed: Sequence[int]) -> None:
-    """Raises PolicyRefusal if what a class loses or keeps is below the floor. summed: classes with a sum."""
-    policy = site.identity.policy
-    if is_exempt(policy, "statistics"):
-        return
-    gone = torch.bincount(site.data.y[rows], minlength=max(summed) + 1)
-    all_of = site.data.counts("train", max(summed) + 1)
-    for label in summed:
-        lost, left = int(gone[label]), int(all_of[label] - gone[label])
-        name = site.process.registry.classes[label]
-        if 0 < lost < policy.min_samples:
-            raise PolicyRefusal(
-                f"policy.min_samples: class {name!r} would lose fewer than {policy.min_samples} samples, and "
-                "their sum tells too much of them; wait until more have gathered"
-            )
-        if lost and 0 < left < policy.min_samples:
-            raise PolicyRefusal(
-                f"policy.min_samples: class {name!r} would keep fewer than {policy.min_samples} samples, "
-                "whose sum the server could tell by subtracting; withdraw the whole class, or the site"
-            )
+    """By which a withdrawn record is known again here: its content and patient, under the site's own key."""
+    patient = site.data.keyed.groups[row].tobytes() if site.data.patients else b""
+    return hmac.digest(secret, _encode_row(site.data.x[row]) + patient, "sha256").hex()
 
 
 def _encode_row(row: Tensor) -> bytes:
