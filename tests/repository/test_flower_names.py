@@ -8,6 +8,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation", "flwr")
 """The modules that Flower documents; whatever lies deeper is its own."""
 PRIVATE = {
+    # a site must not unpack or import what arrives, and Flower has no switch for that; where these names are
+    # others, the site does not start
+    "perennial/deploy/pinned_app.py": {"flwr.supernode.runtime.run_clientapp"},
     # the in-process engine is a runtime of Flower, and strategies of Flower build messages in it; every
     # runtime sets this identity, without which Message() raises, and there is no public way to set it
     "perennial/engine/grid.py": {"flwr.supercore.task_identity"},
