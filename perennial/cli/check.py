@@ -37,7 +37,7 @@ def check_command(
     gigabytes: the most memory that the check may take, because a stranger's file may ask for any amount.
     overrides: KEY=VALUE of an experiment.
     """
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     with _limit_memory(path, gigabytes):
         content = read_yaml(path)
         if "tasks" not in content and (path.stem == "site" or content.keys() & SITE_ONLY):
@@ -104,14 +104,14 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
             f"{kept * facts.sites / 1e9:,.2f} GB for {facts.sites} sites at most, until the run's folder goes"
         )
     if experiment.strategy.parameters.get("head") == "auto":
-        console.print(*_describe_choices(experiment, checked), sep="\n", soft_wrap=True)
+        console.print(*_describe_choices(experiment, checked), sep="\n")
     if experiment.strategy.trains:
         written = experiment.learner.model_dump(mode="json", exclude_defaults=True)
         lines = yaml.safe_dump(written, sort_keys=False, default_flow_style=None).splitlines()
-        console.print(f"{describe_learner(experiment)}; written out:", soft_wrap=True)
+        console.print(f"{describe_learner(experiment)}; written out:")
         console.print("  preset: none", *lines, sep="\n  ")
     for note in [*facts.notes, *_describe_enlarged(experiment)]:
-        console.print(f"  note: {note}", soft_wrap=True)
+        console.print(f"  note: {note}")
     if not experiment.data.only_at_sites:
         from perennial.cli.data_tables import describe_data, print_data
         from perennial.config.simulation import load_simulated_federation
@@ -120,7 +120,7 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
         federation, classes = load_simulated_federation(experiment), facts.registry.classes
         print_data(console, describe_data(federation.sites, classes))
         for question in find_suspicions(experiment.data, federation.sites, classes, federation.test):
-            console.print(f"  question: {question}", soft_wrap=True)
+            console.print(f"  question: {question}")
         _print_ranks(console, experiment.data, federation.columns)
     console.print("ok")
 
@@ -138,7 +138,7 @@ def _print_ranks(console: Console, data: "DataConfig", columns: Mapping[str, Any
     ranked = rank_columns(read_table(data), data.label_column, columns, data.missing)
     console.print("columns by how well each alone tells the class (AUROC; .5 tells nothing):")
     for told in ranked[:MOST_RANKED]:
-        console.print(f"  {told}", soft_wrap=True)
+        console.print(f"  {told}")
     if len(ranked) > MOST_RANKED:
         console.print(f"  and {len(ranked) - MOST_RANKED} more, of {ranked[MOST_RANKED].auroc:.3f} or less")
 
@@ -210,7 +210,7 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
     console.print(f"site {site.site} on {device}: answers {', '.join(policy.answers)}; {budget}")
     refusals = [] if experiment is None else [*_list_refusals(policy, experiment)]
     for _, refusal in refusals:
-        console.print(f"  {refusal}", markup=False, soft_wrap=True)
+        console.print(f"  {refusal}")
     if experiment is None:
         console.print("data not read: give --experiment to read it as that experiment would")
     elif site.data is None:
@@ -233,9 +233,9 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
         data = load_site(config, registry.classes, site.site, experiment.seed, key, protected=protected)
         print_data(console, describe_data({site.site: data}, registry.classes))
         for note in data.notes:
-            console.print(f"  note: {note}", soft_wrap=True)
+            console.print(f"  note: {note}")
         for question in find_suspicions(config, {site.site: data}, registry.classes):
-            console.print(f"  question: {question}", soft_wrap=True)
+            console.print(f"  question: {question}")
     if experiment is not None and any(whole for whole, _ in refusals):
         raise PolicyRefusal(
             f"site {site.site} would take no part in experiment {experiment.name}, for the reasons above"

@@ -117,9 +117,9 @@ BETWEEN = 2
 def print_data(console: Console, data: Description) -> None:
     """Samples by site and class, columns with their kinds and missing values, and what may surprise."""
     for table in _build_sample_tables(data, console.width):
-        console.print(table)
+        console.print(table, soft_wrap=False)
     if data.columns:
-        console.print(_build_column_table(data))
+        console.print(_build_column_table(data), soft_wrap=False)
     for warning in data.list_warnings():
         console.print(f"  note: {warning}", soft_wrap=True)
 

@@ -1,6 +1,6 @@
 """Datasets as researchers have them, as the arrays of `Source.of`; by duck type, without their packages."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,12 @@ def extract_arrays(dataset: Any) -> dict[str, Any]:
         if len(tensors) != 2:
             raise DataError(f"Source.of: found a TensorDataset of {len(tensors)} tensors, allowed 2: x and y")
         return {"x": _restore_pixels(_to_array(tensors[0])), "y": _to_array(tensors[1])}
+    if isinstance(dataset, Mapping):
+        parts = ", ".join(clean_text(str(part), 30) for part in list(dataset)[:5])
+        raise DataError(
+            f"Source.of: found {type(dataset).__name__} of {parts}; choose one of its parts, as in "
+            "dataset['train'], or give arrays as Source.of(x, y)"
+        )
     if hasattr(dataset, "column_names") and hasattr(dataset, "features"):
         return _of_columns(dataset)
     if (
@@ -77,7 +83,9 @@ def _combine_samples(samples: list[Any], labels: list[Any], classes: Iterable[An
                 f"Source.of: sample {place} has shape {array.shape}, sample 0 has {arrays[0].shape}; allowed "
                 "samples of one shape: resize them first, or give the folder of files to `perennial init`"
             )
-    y = np.asarray([label.item() if hasattr(label, "item") else label for label in labels])
+    y = np.asarray(
+        [label.item() if np.size(label) == 1 and hasattr(label, "item") else label for label in labels]
+    )
     if y.ndim != 1:
         raise DataError(f"Source.of: labels have shape {y.shape}, allowed one number or name for each sample")
     found: dict[str, Any] = {"x": _restore_pixels(np.stack(arrays) if arrays else np.empty(0)), "y": y}
