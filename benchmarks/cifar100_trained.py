@@ -343,7 +343,10 @@ def write_page(known: dict[str, Found]) -> str:
             for each in stages[stage]
         }
         hours = sum(each["seconds_of_rounds"] for each in stages[stage]) / 3600
-        lines += ["", f"{'; '.join(sorted(sizes))}; {hours:.1f} hours of rounds, of runs side by side, pauses too."]
+        lines += [
+            "",
+            f"{'; '.join(sorted(sizes))}; {hours:.1f} hours of rounds, of runs side by side, pauses too.",
+        ]
     places = [place for each in known.values() for place in (each, each.get("began")) if place]
     named = sorted({f"{place['machine']}; PyTorch {place['versions']['torch']}" for place in places})
     return "\n".join([*lines, "", *(f"- {name}" for name in named), ""])
