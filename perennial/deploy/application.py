@@ -2,12 +2,11 @@
 
 An app is one experiment and no code, as one Flower App Bundle with one hash; server and sites run the
 Perennial that they installed. A site reads it once: what is shown, what is recorded and whose hash is
-compared are the same bytes. A SuperNode runs an app from the folder that is named after the app's hash, and
-unpacks what arrived only when that folder is missing. At a site the apps folder is read-only for the
-SuperNode, so that what arrives is never unpacked, and code that arrives never runs. Each approval leaves a
-record with the full SHA-256 of the bundle and the document of the experiment (config/approval.py), in a
-folder that is read-only too; a site takes its experiment from there. (Flower's own trusted entities only know
-apps that were signed through Flower's hub.)
+compared are the same bytes. Each approval leaves a record with the full SHA-256 of the bundle and the
+document of the experiment (config/approval.py), in a folder that is read-only for the SuperNode. A site
+compares what arrives with the records, unpacks nothing (pinned_app.py), and takes its experiment from them.
+The apps folder is read-only too, but that alone keeps no app from naming another folder. (Flower's own
+trusted entities only know apps that were signed through Flower's hub.)
 """
 
 import hashlib
