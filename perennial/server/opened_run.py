@@ -166,12 +166,11 @@ class OpenedRun:
         save_model(path, tensors, self.saved.inputs, self.saved.classes, settings)
         return tensors
 
-    def commit(self, head: dict[str, Tensor], *, group: bool = False) -> None:
+    def commit(self, head: dict[str, Tensor]) -> None:
         """Write the run's files with this object's present sums and state, and a new head.
 
         For a finished run whose `strategy` a withdrawal has changed; its kept sums are the new ones. head:
-        the new head's tensors. group: only some of a site's records were withdrawn, so the cross-site table
-        is dropped.
+        the new head's tensors.
         After a crash the checkpoint alone says whether the change was made; the same withdrawal, given again,
         writes the other files.
         """
@@ -180,8 +179,7 @@ class OpenedRun:
         sha256, former = hash_tensors(arrays), progress.previous
         save_previous(folder, sha256, arrays, former)
         progress.previous, progress.holders = sha256, []
-        # kept files of a site of which a group goes follow later, and the table would be of the sums before
-        self.strategy.compare_again(range(len(self.classes)), able=not group and self.strategy.keep_sites)
+        self.strategy.compare_again(range(len(self.classes)), able=self.strategy.keep_sites)
         changed = Checkpoint(progress, self.checkpoint.experiment, head, self.whole.state_dict())
         # twice, because the file before it is kept, and holds the sums of the withdrawn site
         save_checkpoint(folder, changed)

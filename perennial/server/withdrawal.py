@@ -170,10 +170,13 @@ def withdraw_records(folder: Path, site: str, group: Path, shrinkage: float | No
             if not run.total.samples:
                 raise StateError(f"{folder}: nothing would be left, and without samples there is no model")
             strategy.groups[sha256] = _describe_withdrawal(run, before, subtracted) | {"site": site}
+        else:
+            # a command that was stopped may have left the files behind
+            sums.keep_again(site, by_task)
         head, used = run.head(shrinkage)
         strategy.chosen[max(strategy.chosen, default=1)] = used
         forget_own_heads(folder)
-        run.commit(head, group=True)
+        run.commit(head)
         sums.keep_again(site, by_task)
         if run.experiment.has_own_heads:
             # the run's data still hold the records that go: the site makes its own head itself, without them

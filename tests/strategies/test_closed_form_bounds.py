@@ -3,16 +3,20 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from perennial.config.experiment import Experiment
 from perennial.config.rounds import BoundsConfig
-from perennial.foundation.errors import ConfigError
+from perennial.foundation.errors import ConfigError, StateError
 from perennial.learning.analytic.statistics import Statistics
 from perennial.server.verification import verify
-from perennial.server.withdrawal import withdraw
+from perennial.server.withdrawal import withdraw, withdraw_records
 from perennial.strategies.analytic.kept import KeptSums, compute_parts
+from tests.server.test_withdrawal import summary
+from tests.server.test_withdrawn_records import group as write_group
+from tests.server.test_withdrawn_records import simulated as open_simulated
 from tests.strategies.test_analytic_runs import experiment, own_cache, run
 
 __all__ = ["own_cache"]
@@ -66,3 +70,31 @@ def test_a_cut_changes_the_model_and_no_sum_and_can_be_withdrawn_from(tmp_path: 
     found = json.loads((tmp_path / "runs" / "cut" / "summary.json").read_text())
     assert found["model_sha256"] == never["model_sha256"]
     assert certificate is not None and verify(certificate)
+
+
+def test_records_taken_from_a_cut_run_leave_the_model_of_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the command stopped before it wrote the site's files, and is given again."""
+    for name in ("cut", "stopped"):
+        run(tmp_path, name, data=UNEVEN, tasks=TASKS, bounds={"share": 1 / 3})
+    # site-3 has most of task 2, and is cut there also without the records
+    folder = tmp_path / "runs" / "cut"
+    site = open_simulated(folder, "site-3")
+    file = write_group(folder, site.data.x[site.data.train[::9]].numpy(), "some", "site-3")
+    first = verify(withdraw_records(folder, "site-3", file))
+    model = summary(folder)
+    assert verify(withdraw_records(folder, "site-3", file)) == first
+    assert summary(folder)["model_sha256"] == model["model_sha256"]
+    assert summary(folder)["cross_site"] == model["cross_site"]
+
+    stopped = tmp_path / "runs" / "stopped"
+    file = write_group(stopped, site.data.x[site.data.train[::9]].numpy(), "some", "site-3")
+    with monkeypatch.context() as patch:
+        patch.setattr(KeptSums, "keep_again", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            withdraw_records(stopped, "site-3", file)
+    with pytest.raises(StateError, match=r"site-3-task-0001\.safetensors: not the sums that site-3 gave"):
+        withdraw(stopped, "site-3")
+    verify(withdraw_records(stopped, "site-3", file))
+    assert summary(stopped)["model_sha256"] == model["model_sha256"]

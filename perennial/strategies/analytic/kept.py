@@ -46,6 +46,8 @@ class KeptSums:
     total: Statistics | None = None
     contributions: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
     signers: list[Signer] = field(default_factory=list)
+    _replaced: dict[tuple[int, str], Statistics] = field(default_factory=dict)
+    """(task, site) -> sums that stand in place of the file's until keep_again writes them."""
 
     def add_signers(self, signers: Mapping[str, Signer]) -> tuple[Signer, ...] | None:
         """Append new signers to the list, and return it; None if no site signs."""
@@ -80,10 +82,8 @@ class KeptSums:
         Raises StateError if its own sums were not kept, or are not those that it gave.
         """
         gone = None
-        for task, facts in self.list_contributions(site).items():
+        for task in self.list_contributions(site):
             statistics = self.read_own_sums(task, site)
-            if statistics.sha256 != facts["sha256"]:
-                raise StateError(f"{name_file(task, site)}: not the sums that {site} gave in task {task}")
             gone = statistics if gone is None else gone + statistics
         if gone is None or self.total is None:
             raise StateError(f"site {site!r}: its sums are in no task of this run")
@@ -114,10 +114,18 @@ class KeptSums:
         return {task: sites[site] for task, sites in sorted(self.contributions.items()) if site in sites}
 
     def read_own_sums(self, task: int, site: str) -> Statistics:
-        """A site's own sums of one task. Raises StateError if they were not kept."""
+        """A site's own sums of one task, as the total has them.
+
+        Raises StateError if they were not kept, or if the file holds others than the total.
+        """
         if self.folder is None:
             raise StateError("strategy.keep_sites is false: no site's own sums were kept")
-        return read_statistics_file(self.folder / name_file(task, site))[0]
+        if (task, site) in self._replaced:
+            return self._replaced[task, site]
+        statistics, _ = read_statistics_file(self.folder / name_file(task, site))
+        if statistics.sha256 != self.contributions[task][site]["sha256"]:
+            raise StateError(f"{name_file(task, site)}: not the sums that {site} gave in task {task}")
+        return statistics
 
     def subtract_group(self, site: str, group: Mapping[int, Statistics]) -> dict[int, Statistics]:
         """task -> a site's own sums without those of `group`, some of its records, by task.
@@ -127,12 +135,9 @@ class KeptSums:
         """
         remaining = {}
         for task, part in sorted(group.items()):
-            facts = self.contributions.get(task, {}).get(site)
-            if facts is None:
+            if site not in self.contributions.get(task, {}):
                 raise StateError(f"site {site!r}: its sums are not in task {task} of this run")
             own = self.read_own_sums(task, site)
-            if own.sha256 != facts["sha256"]:
-                raise StateError(f"{name_file(task, site)}: not the sums that {site} gave in task {task}")
             if own.classes != part.classes or own.width != part.width:
                 raise StateError(f"task {task}: the group's sums are of other classes or features")
             check_exact(part)
@@ -149,6 +154,7 @@ class KeptSums:
             self.total = self.total - self.read_own_sums(task, site) + statistics
             facts = {"sha256": statistics.sha256, "samples": statistics.samples}
             self.contributions[task][site] = facts | {"statement": asdict(statements[task])}
+            self._replaced[task, site] = statistics
 
     def keep_again(self, site: str, group: Mapping[int, Statistics]) -> None:
         """Subtract a group's sums from the site's files, unless that was done already."""
@@ -157,12 +163,13 @@ class KeptSums:
             statistics, facts = read_statistics_file(self.folder / name_file(task, site))
             if statistics.sha256 != self.contributions[task][site]["sha256"]:
                 write_statistics(self.folder / name_file(task, site), statistics - part, facts)
+            self._replaced.pop((task, site), None)
 
     def limit_to_task(self, task: int) -> "KeptSums":
         """The sums of tasks up to this one: these, or if they include later tasks, from the kept files."""
         if not any(sites for number, sites in self.contributions.items() if number > task):
             return self
-        found = KeptSums(self.folder)
+        found = KeptSums(self.folder, _replaced=self._replaced)
         for number, sites in sorted(self.contributions.items()):
             for site in sites if number <= task else ():
                 statistics = self.read_own_sums(number, site)
