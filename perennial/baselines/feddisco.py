@@ -83,7 +83,8 @@ class BalancedMean(Aggregator):
 
     def add(self, reply: Admitted) -> None:
         reported = reply.metrics.get(LABEL_COUNTS)
-        counts = check_counts(reported, reply.num_examples) if self._method.asked else []
+        classes = self.ctx.request.stamp.num_classes
+        counts = check_counts(reported, reply.num_examples, classes) if self._method.asked else []
         if not self._grid.holds(self._most, reply.norm):
             raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
         if self._method.asked:
@@ -105,24 +106,24 @@ class BalancedMean(Aggregator):
         samples = [self._replies[site].num_examples for site in sites]
         if not self._counts:
             return np.array(samples, dtype=np.float64) / sum(samples)
-        width = max(len(row) for row in self._counts.values())
-        counts = np.array(
-            [self._counts[site] + [0] * (width - len(self._counts[site])) for site in sites], dtype=np.int64
-        )
+        counts = np.array([self._counts[site] for site in sites], dtype=np.int64)
         return compute_disco_weights(samples, measure_discrepancies(counts))
 
 
-def check_counts(value: Any, samples: int) -> list[int]:
+def check_counts(value: Any, samples: int, classes: int) -> list[int]:
     """Check a site's label counts, and spread withheld samples evenly over the classes that it withholds.
 
-    samples: number on which it trained. Returns a count for each class.
-    Raises Rejected for anything but whole numbers and null, not all of them 0.
+    samples: number on which it trained. classes: number of those seen so far. Returns a count for each class.
+    Raises Rejected for anything but whole numbers and null, one for each class and not all of them 0.
     """
     numbers = isinstance(value, list) and all(
         count is None or (type(count) is int and 0 <= count <= MAX_EXAMPLES) for count in value
     )
     if not numbers or not any(count is None or count for count in value):
         raise Rejected(f"label_counts: found {value!r:.60}, allowed whole numbers from 0, one above 0")
+    # beside a class that does not exist, every honest site would look less balanced than it is
+    if len(value) != classes:
+        raise Rejected(f"label_counts: found {len(value)} numbers, allowed {classes}, one for each class")
     withheld = sum(count is None for count in value)
     if not withheld:
         return value

@@ -177,11 +177,11 @@ def clean(
         ),
     ] = "",
 ) -> None:
-    """Remove what the site keeps of old runs (exemplars, models, own layers) and unused features."""
+    """Remove what the site keeps of old runs (exemplars, models, own layers), unused features and images."""
     from perennial.client.consent import HEX, TOKEN_SHOWN
     from perennial.client.secure_state import give_up
     from perennial.client.state import clean as remove
-    from perennial.client.state import open_kept_features
+    from perennial.client.state import open_kept_features, remove_decoded
     from perennial.config.site import load_site_config
     from perennial.protocol.stamp import RUN_TOKEN
 
@@ -197,6 +197,8 @@ def clean(
         return
     if freed := open_kept_features(config.state_dir, config.state).remove_unused(days):
         typer.echo(f"removed:     features of samples, {freed / 1e6:.1f} MB")
+    if freed := remove_decoded(config.state_dir, days):
+        typer.echo(f"removed:     decoded images, {freed / 1e6:.1f} MB")
     typer.echo(f"{len(removed)} runs removed; the ledger and the count of requests stay")
 
 

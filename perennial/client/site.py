@@ -14,7 +14,7 @@ from torch import Tensor
 from perennial.client.exemplars import ExemplarStore
 from perennial.client.identity import Identity
 from perennial.client.policy import protects_records
-from perennial.client.state import Quota, SiteState, open_kept_features
+from perennial.client.state import DECODED, Quota, SiteState, open_kept_features
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import DataKey, build_data_key, load_simulated_federation
 from perennial.data.samples import find_stored_type
@@ -361,7 +361,7 @@ def _open_process(identity: Identity, device: torch.device, split_key: bytes) ->
 
         registry = build_registry_of_site(identity)
         config = merge_site_config(experiment.data, identity.own_data)
-        cache, protected = identity.state_dir / "decoded", protects_records(identity)
+        cache, protected = identity.state_dir / DECODED, protects_records(identity)
         split_key = split_key or derive_simulation_key(experiment.seed)
         own = load_site(config, registry.classes, identity.name, experiment.seed, split_key, cache, protected)
         data, shape, sites = {identity.name: own}, own.input_shape, experiment.data.sites or 1

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DAY = 86_400.0
+DECODED = "decoded"
+"""Folder of the decoded images of the last folder that was read; they are decoded anew where it is gone."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,17 @@ def clean(state_dir: Path, days: float, only: str = "") -> list[tuple[str, int]]
             raise StateError(f"{folder}: cannot be removed ({error.strerror})") from error
         removed.append((folder.name, size))
     return removed
+
+
+def remove_decoded(state_dir: Path, days: float) -> int:
+    """Remove the decoded images that nothing read for so many days; returns the bytes that this frees."""
+    folder = state_dir / DECODED
+    used = max((path.stat().st_mtime for path in folder.glob("*")), default=None)
+    if used is None or time.time() - used < days * DAY:
+        return 0
+    size = measure_size(folder)
+    shutil.rmtree(folder)
+    return size
 
 
 def _list_folders(runs: Path) -> Iterator[Path]:

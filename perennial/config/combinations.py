@@ -6,7 +6,25 @@ from perennial.config.evaluation import require_calibration, require_covered_cou
 from perennial.config.learner import NO_LEARNER
 from perennial.config.schema import ExperimentFields
 from perennial.config.secure import refuse_what_needs_single_updates, require_shared_noise
-from perennial.config.strategies import ASKS, LOCAL_STEPS, explain_uncovered, find_asks, list_nested
+from perennial.config.strategies import (
+    ASKS,
+    LOCAL_STEPS,
+    REMOVED,
+    STRATEGIES,
+    explain_uncovered,
+    find_asks,
+    list_nested,
+)
+from perennial.foundation import plugins
+
+
+def _check_names(experiment: ExperimentFields) -> None:
+    """Strategies are refused by name here already, because the factory that builds them takes PyTorch."""
+    where = "strategy"
+    for name, _ in list_nested(experiment.strategy.name, experiment.strategy.parameters):
+        if name not in STRATEGIES and name not in REMOVED and not plugins.is_target(name):
+            raise ValueError(str(plugins.refuse_unknown("strategy", name, STRATEGIES, f"{where}.name")))
+        where += ".base"
 
 
 def _check_learner(experiment: ExperimentFields) -> None:
@@ -121,7 +139,7 @@ def _check_bounds(experiment: ExperimentFields) -> None:
 
 
 CHECKS: tuple[Callable[[ExperimentFields], None], ...] = (
-    *(_check_learner, _check_release),
+    *(_check_names, _check_learner, _check_release),
     *(require_covered_counts, require_calibration),
     *(_check_masks, _check_sites, _check_pretraining),
     *(_check_patients, _check_precision, _check_dual_backbone, _check_bounds, _check_local_steps),

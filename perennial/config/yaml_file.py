@@ -213,11 +213,13 @@ UsablePath = Annotated[Path, AfterValidator(require_usable_path)]
 def apply_overrides(content: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
     """content with each KEY=VALUE applied; KEY is a dotted path, VALUE is YAML.
 
-    A budget of the memory takes the place of the one that is there.
+    A budget of the memory takes the place of the one that is there, and another optimiser does not take the
+    rate of the one before: a resolved learner names both, whether or not a person did.
 
     Raises ConfigError naming the first KEY=VALUE that is none.
     """
     result = _copy_deeply(content)
+    keys = {override.partition("=")[0].strip() for override in overrides}
     for override in overrides:
         key, separator, value = override.partition("=")
         if not separator or not key.strip():
@@ -231,11 +233,14 @@ def apply_overrides(content: dict[str, Any], overrides: list[str]) -> dict[str, 
             if not isinstance(child, dict):
                 child = node[parent] = {} if child is None else {"name": child}
             node = child
-        found = node[last] = _parse(value, f"--set {override!r}")
+        before, found = node.get(last), _parse(value, f"--set {override!r}")
+        node[last] = found
         if parents == ["learner", "memory"] and last in MEMORY_BUDGETS and found is not None:
-            # a resolved learner names a budget already, whether or not a person did
-            for other in {*MEMORY_BUDGETS} - {last}:
-                node.pop(other, None)
+            for budget in {*MEMORY_BUDGETS} - {last}:
+                node.pop(budget, None)
+        other = before is not None and str(before).lower() != str(found).lower()
+        if other and key.strip() == "learner.optimizer.name" and "learner.optimizer.lr" not in keys:
+            node.pop("lr", None)
     return result
 
 

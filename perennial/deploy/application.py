@@ -306,9 +306,9 @@ def require_read_only(flower_home: Path, approvals: Path) -> None:
         if os.access(folder, os.W_OK):
             user = "root" if os.getuid() == 0 else f"user {os.getuid()}"
             raise StateError(
-                f"{folder}: {user} can write here, so an app that arrives could be unpacked and run. Run the "
-                "SuperNode as another user than root with this folder read-only, as the compose file and the "
-                "systemd unit do"
+                f"{folder}: {user} can write here, so the process that serves the operator could change what "
+                "is approved. Run the SuperNode as another user than root with this folder read-only, as the "
+                "compose file and the systemd unit do"
             )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.simulation import load_simulated_federation
 from perennial.foundation.errors import ConfigError, PerennialError, StateError
-from perennial.foundation.files import replace_file
+from perennial.foundation.files import hash_file, replace_file
 from perennial.learning.analytic.statistics import PARTS, Statistics
 from perennial.models.incremental import complete_state
 from perennial.models.saved import GLOBAL_MODEL, PERSONAL_MODEL, SavedModel, load_saved, save_model
@@ -189,12 +189,20 @@ class OpenedRun:
         path = self.folder / "summary.json"
         summary = json.loads(path.read_text())
         summary["model_sha256"] = hash_tensors(head)
+        summary["model_file_sha256"] = hash_file(self.folder / GLOBAL_MODEL)
         summary.pop("cross_site", None)
         if self.strategy.cross_site:
             summary["cross_site"] = self.strategy.cross_site
-        summary["analytic"] |= {
-            "sums_sha256": self.total.sha256,
-            "withdrawn": sorted(self.strategy.withdrawn),
+        sums, withdrawn = self.strategy.kept_sums, self.strategy.withdrawn
+        summary["sites"] = {
+            site: facts | ({"samples": sums.samples(site)} if site in sums.sites else {})
+            for site, facts in summary["sites"].items()
+            if site not in withdrawn
+        }
+        in_part = {record["site"] for record in self.strategy.groups.values()}
+        summary["analytic"] |= self.strategy.summarise_sums() | {
+            "withdrawn": sorted(withdrawn),
+            "withdrawn_in_part": sorted(in_part - withdrawn.keys()),
         }
         replace_file(path, (json.dumps(summary, indent=2) + "\n").encode(), mode=0o644)
 

@@ -180,6 +180,21 @@ class Run:
         """The blocks of summary.json that only some methods write, by name."""
         return self.summary.model_extra or {}
 
+    @property
+    def withdrawn(self) -> str:
+        """What was taken out of the model after the run's figures were measured, in words; '' if nothing."""
+        block = self.blocks.get("analytic")
+        if not isinstance(block, Mapping):
+            return ""
+        whole, in_part = (block.get(key) or () for key in ("withdrawn", "withdrawn_in_part"))
+        names = [*map(str, whole), *(f"records of {site}" for site in in_part)]
+        if not names:
+            return ""
+        return (
+            f"Withdrawn after the run: {', '.join(names)}. All figures are of the model before that; "
+            "judge this one by: perennial evaluate RUN DATA."
+        )
+
 
 def read_run(folder: Path) -> Run:
     """Read a run's folder. Raises StateError naming the file that is missing or damaged, and what to do."""

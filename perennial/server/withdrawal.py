@@ -19,12 +19,14 @@ from perennial.learning.analytic.statistics import Statistics, read_by_task
 from perennial.models.saved import GLOBAL_MODEL
 from perennial.privacy.signed_sums import Statement
 from perennial.server.opened_run import OpenedRun, forget_own_heads, write_own_heads
+from perennial.server.report.card import CARD
+from perennial.server.report.write import REPORT, write_report
 from perennial.server.run_folder import CHECKPOINT
 from perennial.server.run_record import read_run
 from perennial.server.verification import write_statements
 from perennial.strategies.analytic.kept import FOLDER
 
-HOLDS_MODELS = {".safetensors", ".onnx", ".pt", ".html"}
+HOLDS_MODELS = {".safetensors", ".onnx", ".pt", ".html", Path(CARD).suffix}
 
 
 @contextmanager
@@ -73,7 +75,10 @@ def withdraw(folder: Path, site: str, shrinkage: float | None = None) -> Path | 
                 write_own_heads(folder, tuple(strategy.withdrawn))
         for path in (folder / FOLDER).glob(f"{site}-task-*.safetensors"):
             path.unlink()
-        return write_statements(run, used)
+        statements = write_statements(run, used)
+        if run.model is not None:
+            write_report(folder)
+        return statements
 
 
 def describe_next_steps(folder: Path, site: str) -> Iterator[str]:
@@ -181,7 +186,9 @@ def withdraw_records(folder: Path, site: str, group: Path, shrinkage: float | No
         if run.experiment.has_own_heads:
             # the run's data still hold the records that go: the site makes its own head itself, without them
             write_own_heads(folder, (*strategy.withdrawn, site))
-        return write_statements(run, used)
+        statements = write_statements(run, used)
+        write_report(folder)
+        return statements
 
 
 def _verify_statements(
@@ -239,7 +246,10 @@ def _find_next_number(run: OpenedRun) -> int:
 
 
 def list_leftovers(folder: Path) -> list[str]:
-    """Files in a run's folder that may hold the model before, relative to it; the sums are left out."""
-    new = {folder / GLOBAL_MODEL}
+    """Files in a run's folder that may hold the model before, relative to it; the sums are left out.
+
+    A model card is one: it says whose records the model before was of.
+    """
+    new = {folder / GLOBAL_MODEL, folder / REPORT}
     found = (path for path in folder.rglob("*") if path.is_file() and path.suffix in HOLDS_MODELS)
     return sorted(str(p.relative_to(folder)) for p in found if p not in new and p.parent.name != FOLDER)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from perennial.config.charges import count_round_steps
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.fedavg import FedAvg, WeightedMean
@@ -40,7 +41,8 @@ class FedNova(FedAvg):
 
     A_k is accumulate_weight() of the site's steps under the experiment's local SGD; for Adam, which has no
     closed form, it is the number of steps. Equal A_k give FedAvg. A site that does not report its steps is
-    dropped. Running statistics are averaged as in FedAvg.
+    dropped; one whose samples allow other steps counts as these allow, and is named. Running statistics are
+    averaged as in FedAvg.
     """
 
     asks = ASKS["fednova"]
@@ -68,13 +70,23 @@ class FedNova(FedAvg):
         """The number of plain SGD steps that this many local steps are worth."""
         return accumulate_weight(steps, self._momentum, self._pull)
 
+    def bound_steps(self, samples: int) -> tuple[int, int]:
+        """The (fewest, most) local steps that the experiment makes of this many samples."""
+        learner, privacy = self.run.experiment.learner, self.run.experiment.privacy
+        if privacy.mode == "sample":
+            steps = count_round_steps(learner, privacy)
+            return steps, steps
+        # batch normalisation leaves out a last batch of one sample
+        fewest, most = (max(1, math.ceil(n / learner.batch_size)) for n in (samples - 1, samples))
+        return learner.epochs * fewest, learner.epochs * most
+
 
 class NormalisedMean(WeightedMean):
     """The mean of updates divided by each site's work, times the work of all."""
 
     def __init__(self, ctx: RoundContext, method: FedNova) -> None:
         super().__init__(ctx, method)
-        self._work_of, self._work = method.work_of, list[float]()
+        self._work_of, self._bound_steps, self._work = method.work_of, method.bound_steps, list[float]()
 
     def add(self, reply: Admitted) -> None:
         if not self.ctx.by_curriculum and not reply.steps:
@@ -84,12 +96,23 @@ class NormalisedMean(WeightedMean):
             )
         if not 1 <= reply.steps <= MAX_STEPS:
             raise Rejected(f"steps: found {reply.steps}; fednova needs the number of local steps, from 1")
-        work = self._work_of(reply.steps)
+        fewest = most = reply.steps
+        if self.ctx.by_curriculum and not reply.stand_in:
+            fewest, most = self._bound_steps(reply.num_examples)
+        # too few would lengthen the site's own part; too many shorten that alone, if they lengthen no other's
+        divided = max(reply.steps, fewest)
+        counted = min(divided, most)
+        work = self._work_of(divided)
         update = {
             name: tensor if is_statistic(name) else tensor / work for name, tensor in reply.update.items()
         }
         super().add(replace(reply, update=update))
-        self._work.append(reply.num_examples * work)
+        self._work.append(reply.num_examples * (work if counted == divided else self._work_of(counted)))
+        if counted != reply.steps:
+            self.ctx.outcome.warnings.append(
+                f"site {reply.site}: has {reply.steps} local steps, and counts as {counted} (its samples "
+                f"allow {fewest} to {most})"
+            )
 
     def result(self) -> dict[str, Tensor]:
         total, samples = self.sum.value(), self.sum.weight

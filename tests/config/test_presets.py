@@ -11,6 +11,7 @@ import yaml
 from perennial import load_experiment
 from perennial.cli.main import app
 from perennial.config.experiment import Experiment
+from perennial.config.learner import Optimizer
 from perennial.config.run import APP_ROOT
 from perennial.config.yaml_file import apply_overrides
 from perennial.foundation.errors import ConfigError
@@ -67,6 +68,9 @@ def written(content: dict[str, Any], settings: list[tuple[str, Any]]) -> dict[st
             node = result["learner"]["memory"]
             for budget in ("per_class", "fixed_total", "share"):
                 node.pop(budget, None)
+        rated = any(other == "learner.optimizer.lr" for other, _ in settings)
+        if key == "learner.optimizer.name" and node.get("name") not in (None, value) and not rated:
+            node.pop("lr", None)
         node[parts[-1]] = json.loads(json.dumps(value))
     return result
 
@@ -111,6 +115,19 @@ def test_a_budget_set_on_a_resolved_learner_takes_the_place_of_its_own(tmp_path:
     path.write_text(resolved.to_yaml())
     of_object = Experiment.of(**apply_overrides(resolved.model_dump(mode="json"), [setting]))
     assert of_file == load_experiment(path, [setting]) == of_object
+
+
+@pytest.mark.parametrize("preset", ["default", "replay"])
+def test_another_optimiser_does_not_take_the_rate_of_the_one_before(tmp_path: Path, preset: str) -> None:
+    path, content = tmp_path / "experiment.yaml", CONTENT | {"learner": {"preset": preset}}
+    for text in (yaml.safe_dump(content), Experiment.of(**content).to_yaml()):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"learner\.optimizer\.lr' is missing"):
+            load_experiment(path, ["learner.optimizer.name=sgd"])
+        settings = ["learner.optimizer.lr=0.1", "learner.optimizer.name=sgd"]
+        for given in (settings, settings[::-1]):
+            assert load_experiment(path, given).learner.optimizer == Optimizer(name="sgd", lr=0.1)
+        assert load_experiment(path, ["learner.optimizer.name=adam"]).learner.optimizer.lr == 0.001
 
 
 def test_check_takes_settings_and_says_what_differs(

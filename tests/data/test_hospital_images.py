@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from perennial.client.state import DECODED, remove_decoded
 from perennial.data.config import DataConfig
 from perennial.data.images import conform
 from perennial.data.samples import Source
@@ -202,6 +204,20 @@ def test_the_aspect_can_be_kept(tmp_path: Path) -> None:
     for kind in ("pad", "crop"):
         difference = conform(array, (8, 8), None, kind)[0, 0].int() - rows[kind].int()
         assert difference.abs().max() <= 1
+
+
+def test_decoded_images_that_are_read_are_not_cleaned_away(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / "data" / name).mkdir(parents=True)
+        Image.new("L", (4, 4), 10).save(tmp_path / "data" / name / "one.png")
+    read(tmp_path / "data", tmp_path / DECODED)
+    (cached,) = (tmp_path / DECODED).iterdir()
+    os.utime(cached, (0, 0))
+    read(tmp_path / "data", tmp_path / DECODED)
+    assert remove_decoded(tmp_path, days=30) == 0 and cached.exists()
+    os.utime(cached, (0, 0))
+    assert remove_decoded(tmp_path, days=30) > 0 and not cached.exists()
+    assert remove_decoded(tmp_path, days=0) == 0
 
 
 def test_unreadable_files_are_left_out_where_the_site_says_so(tmp_path: Path) -> None:

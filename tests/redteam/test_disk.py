@@ -128,11 +128,16 @@ def test_the_clean_command_says_what_it_removed(tmp_path: Path) -> None:
     features.mkdir(parents=True)
     (features / "rows.float32").write_bytes(bytes(3_000_000))
     (features / "turn").touch()
+    images = tmp_path / "state" / "decoded" / "images.safetensors"
+    images.parent.mkdir()
+    images.write_bytes(bytes(2_000_000))
     kept = CliRunner().invoke(app, ["site", "clean", str(site.file)])
     assert kept.exit_code == 0 and "features" not in kept.output and (features / "rows.float32").exists()
+    assert "images" not in kept.output and images.exists()
     done = CliRunner().invoke(app, ["site", "clean", str(site.file), "--days", "0"])
     assert done.exit_code == 0, done.output
     assert "features of samples, 3.0 MB" in done.output and not (features / "rows.float32").exists()
+    assert "decoded images, 2.0 MB" in done.output and not images.parent.exists()
     assert "1 runs removed; the ledger" in done.output
     assert not list((tmp_path / "state" / "runs").iterdir())
 

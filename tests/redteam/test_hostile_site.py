@@ -86,8 +86,8 @@ def test_an_accuracy_that_needs_a_withheld_class_is_not_told() -> None:
 
 
 def test_withheld_label_counts_are_spread_and_never_more_than_the_samples() -> None:
-    assert check_counts([30, None, None], 50) == [30, 10, 10]
-    assert check_counts([30, None], 20) == [30, 1]
+    assert check_counts([30, None, None], 50, 3) == [30, 10, 10]
+    assert check_counts([30, None], 20, 2) == [30, 1]
     for lie in ([None, sys.maxsize], [None, -1], [None, 0.5], None):
         with pytest.raises(Rejected, match="label_counts"):
-            check_counts(lie, 10)
+            check_counts(lie, 10, 2)

@@ -76,6 +76,18 @@ def test_check_imports_no_library_that_the_experiment_does_not_use() -> None:
     assert not imported & set(HEAVY)
 
 
+@pytest.mark.parametrize("strategy", ["fedavgg", "{name: digest_synthesis, base: fedavgg}"])
+def test_a_wrong_strategy_is_refused_before_torch_is_there(strategy: str) -> None:
+    imported = modules_after(
+        "from perennial.config.experiment import load_experiment\n"
+        "from perennial.foundation.errors import ConfigError\n"
+        f"try: load_experiment('experiments/quickstart.yaml', ['strategy={strategy}'])\n"
+        "except ConfigError as error: assert \"name: found 'fedavgg'\" in str(error), error\n"
+        "else: raise AssertionError"
+    )
+    assert "torch" not in imported
+
+
 def test_saying_who_it_is_costs_a_site_no_torch(tmp_path: Path) -> None:
     imported = answered(DESCRIBE, tmp_path)
     assert not imported & {"torch", *HEAVY}

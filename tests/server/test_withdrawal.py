@@ -10,10 +10,12 @@ import pytest
 from safetensors.torch import load_file
 
 from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.files import hash_file
 from perennial.models.saved import load_saved
 from perennial.server.opened_run import OpenedRun
+from perennial.server.report.card import write_card
 from perennial.server.verification import verify
-from perennial.server.withdrawal import describe_next_steps, withdraw, withdraw_records
+from perennial.server.withdrawal import describe_next_steps, list_leftovers, withdraw, withdraw_records
 from tests.strategies.test_analytic_runs import run
 
 DATA = {"partition": {"kind": "iid"}, "validation_fraction": 0.0}
@@ -56,6 +58,39 @@ def test_a_withdrawn_site_was_never_there(runs: Path) -> None:
     assert statements is not None and "site-2" not in {
         row["site"] for row in json.loads(statements.read_text())["statements"]
     }
+
+
+def test_summary_report_and_card_say_what_is_left(runs: Path) -> None:
+    folder = runs / "whole"
+    before = summary(folder)
+    write_card(folder)
+    withdraw(folder, "site-2")
+    assert "card.md" in list_leftovers(folder) and "report.html" not in list_leftovers(folder)
+    found, never = summary(folder), summary(runs / "without")
+    assert found["analytic"]["samples"] == never["analytic"]["samples"] < before["analytic"]["samples"]
+    assert found["analytic"]["shrinkage"] == never["analytic"]["shrinkage"]
+    assert found["analytic"]["withdrawn"] == ["site-2"] and not found["analytic"]["withdrawn_in_part"]
+    assert found["model_file_sha256"] == hash_file(folder / "model.safetensors")
+    assert {site: facts["samples"] for site, facts in found["sites"].items()} == {
+        site: facts["samples"] for site, facts in never["sites"].items()
+    }
+    told = "Withdrawn after the run: site-2. All figures are of the model before that"
+    card = write_card(folder).read_text()
+    assert told in card and "Trained by 3 sites" in card and "| site-2 |" not in card
+    assert told in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("chosen", ["gcv", 0.5])
+def test_the_summary_has_the_shrinkage_of_the_new_head(tmp_path: Path, chosen: object) -> None:
+    away = [{"site": "site-2", "first_round": 1}]
+    strategy = {"head": "ridge", "shrinkage": chosen}
+    run(tmp_path, "whole", data=DATA, strategy=strategy, tasks={"count": 1, "rounds": 1})
+    run(tmp_path, "without", data=DATA, strategy=strategy, tasks={"count": 1, "rounds": 1}, absence=away)
+    withdraw(tmp_path / "runs" / "whole", "site-2")
+    found, never = (summary(tmp_path / "runs" / name)["analytic"] for name in ("whole", "without"))
+    assert found["shrinkage"] == never["shrinkage"]
+    withdraw(tmp_path / "runs" / "whole", "site-1", shrinkage=2.0)
+    assert summary(tmp_path / "runs" / "whole")["analytic"]["shrinkage"] == {"1": 2.0}
 
 
 def test_nothing_of_the_site_is_left_in_the_folder(runs: Path) -> None:

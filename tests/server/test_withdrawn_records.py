@@ -65,7 +65,11 @@ def test_withdrawn_records_were_never_there(runs: Path) -> None:
     group(runs / "whole", site.data.x[rows[:9]].numpy(), "mistake")
     file = group(runs / "whole", site.data.x[halves[0]].numpy(), "half-0")
     first = withdraw_records(runs / "whole", "site-2", file)
-    held = verify(first)
+    held, said = verify(first), summary(runs / "whole")
+    assert said["sites"]["site-2"]["samples"] == len(halves[1])
+    assert said["analytic"]["samples"] == sum(site["samples"] for site in said["sites"].values())
+    assert said["analytic"]["withdrawn_in_part"] == ["site-2"]
+    assert "records of site-2" in (runs / "whole" / "report.html").read_text()
     assert "8 signed sums of 4 sites" in held[0]
     for task in (1, 2):
         classes = site.process.registry.schedule.list_classes(task)

@@ -1,7 +1,10 @@
 """Federated baselines on quadratics: hand-computed rounds, and what each one reduces to."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,13 +15,18 @@ from hypothesis import strategies as st
 from perennial.baselines.adabest import AdaBest
 from perennial.baselines.feddisco import FedDisco, check_counts, compute_disco_weights, measure_discrepancies
 from perennial.client.state import SiteState
+from perennial.config.learner import LearnerConfig
+from perennial.data.config import AugmentationConfig
 from perennial.foundation.errors import ConfigError, StateError
+from perennial.learning.batches import TrainingSet, shuffle_batches
 from perennial.models.layers import grown
+from perennial.privacy.config import PrivacyConfig
 from perennial.protocol.stamp import Stamp
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.feddyn import FedDyn
 from perennial.strategies.fednova import FedNova, accumulate_weight
+from perennial.strategies.round.context import RunContext
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.scaffold import Scaffold
 from tests.rounds import begun
@@ -145,7 +153,7 @@ def test_feddisco_weighs_the_updates_in_any_order() -> None:
     for order in ("ab", "ba"):
         strategy = FedDisco()
         strategy.asked = True
-        round_ = begun(strategy, {"w": torch.ones(1)})
+        round_ = begun(strategy, {"w": torch.ones(1)}, stamp=replace(STAMP, num_classes=2))
         for site in order:
             counts = [5, 5] if site == "a" else [10, 0]
             update = {"w": torch.tensor([0.3 if site == "a" else -0.7])}
@@ -156,10 +164,12 @@ def test_feddisco_weighs_the_updates_in_any_order() -> None:
     assert float(results[0]) == pytest.approx(1 + 0.3 * 6 / 7 - 0.7 / 7, abs=1e-6)
 
 
-@pytest.mark.parametrize("counts", [None, [], [0, 0], [1.5], [True, 1], [-1, 3], "12", [10**12]])
+@pytest.mark.parametrize(
+    "counts", [None, [], [0, 0], [1.5, 1], [True, 1], [-1, 3], "12", [10**12, 1], [9], [4, 4, 1], [1] * 10**5]
+)
 def test_label_counts_that_are_no_counts_are_rejected(counts: object) -> None:
     with pytest.raises(Rejected, match="label_counts"):
-        check_counts(counts, 9)
+        check_counts(counts, 9, 2)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +185,59 @@ def test_fednova_needs_the_steps(stamp: Stamp | None, steps: int, error: type[Ex
     round_ = begun(FedNova(), {"w": torch.ones(1)}, stamp=stamp)
     with pytest.raises(error, match="steps"):
         round_.add(Admitted("a", {"w": torch.ones(1)}, 1.0, 5, steps=steps))
+
+
+def one_round(strategy: FedNova, *replies: tuple[str, int, int]) -> tuple[float, list[str]]:
+    """(where the model is after a round of (site, samples, steps) with updates of 1, warnings)."""
+    round_ = begun(strategy, {"w": torch.zeros(1)}, stamp=STAMP)
+    for site, samples, steps in replies:
+        round_.add(Admitted(site, {"w": torch.ones(1)}, 1.0, samples, steps=steps))
+    return float(round_.result()["w"]), round_.ctx.outcome.warnings
+
+
+def fednova_of(privacy: dict[str, object] | None = None, **learner: object) -> FedNova:
+    settings = {"preset": "none", "optimizer": {"lr": 0.1}, **learner}
+    experiment = SimpleNamespace(
+        learner=LearnerConfig.model_validate(settings), privacy=PrivacyConfig.model_validate(privacy or {})
+    )
+    strategy = FedNova()
+    strategy.attach(cast(RunContext, SimpleNamespace(experiment=experiment)))
+    return strategy
+
+
+@pytest.mark.parametrize("lie", [1, 5, 7, 1_000_000])
+def test_a_site_moves_the_model_by_no_steps_that_its_samples_do_not_allow(lie: int) -> None:
+    strategy = fednova_of(epochs=2, batch_size=4)
+    honest = ("a", 10, 6)
+    assert one_round(strategy, honest, ("b", 10, 6)) == (pytest.approx(1), [])
+    moved, warnings = one_round(strategy, honest, ("b", 10, lie))
+    assert 0.5 <= moved < 1.001
+    assert warnings == [f"site b: has {lie} local steps, and counts as 6 (its samples allow 6 to 6)"]
+
+
+@settings(deadline=None)
+@given(
+    samples=st.integers(1, 60),
+    batch_size=st.integers(1, 40),
+    epochs=st.integers(1, 3),
+    drop_single=st.booleans(),
+)
+def test_fednova_believes_what_a_site_trains(
+    samples: int, batch_size: int, epochs: int, drop_single: bool
+) -> None:
+    data = TrainingSet(torch.zeros(samples, 1), torch.zeros(samples).long(), torch.zeros(1), torch.ones(1))
+    batches = shuffle_batches(
+        data, batch_size, np.random.default_rng(0), AugmentationConfig(), drop_single=drop_single
+    )
+    fewest, most = fednova_of(epochs=epochs, batch_size=batch_size).bound_steps(samples)
+    assert fewest <= epochs * len([*batches]) <= most
+
+
+def test_fednova_counts_the_public_steps_of_dp_sgd() -> None:
+    privacy = {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5, "sample_rate": 0.3}
+    strategy = fednova_of(privacy, epochs=2, batch_size=4)
+    assert one_round(strategy, ("a", 1, 7), ("b", 1, 7)) == (pytest.approx(1), [])
+    assert one_round(strategy, ("a", 1, 7), ("b", 1, 70))[1]
 
 
 def test_overshooting_proximal_steps_are_refused_by_fednova(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def write_card(folder: Path, intended_use: Path | None = None) -> Path:
         raise StateError(f"{intended_use}: cannot be read as text ({error})") from error
     parts = [
         f"# {_escape_text(run.summary.experiment)}: model card",
-        *filter(None, [write_verdicts(folder)]),
+        *filter(None, [_escape_text(run.withdrawn), write_verdicts(folder)]),
         _describe_model(run, saved),
         "## Intended use\n\n" + use,
         "## Data\n\n" + _describe_data(run),

@@ -264,9 +264,11 @@ def _build_sites_table(run: Run, names: Sequence[str]) -> Markup:
     largest = max((site.samples for site in run.summary.sites.values()), default=0)
     total = sum(site.samples for site in run.summary.sites.values())
     absent = Counter(site for event in run.rounds for site in event.absent)
+    present = Counter(site for event in run.rounds for site in event.participants)
     rows = []
     for name in names:
-        site = run.summary.sites.get(name, SiteSummary())
+        # one that was withdrawn is in the journal alone
+        site = run.summary.sites.get(name, SiteSummary(rounds=present[name]))
         rows.append(
             [
                 name,

@@ -102,7 +102,8 @@ def _build_header(run: Run) -> Markup:
     ]
     facts = join([build_element("li", fact) for fact in _list_facts(run)])
     # warnings about the model stand before everything else
-    wrong = run.measures.headline[:-1] if run.measures is not None else []
+    wrong = [run.withdrawn] if run.withdrawn else []
+    wrong += run.measures.headline[:-1] if run.measures is not None else []
     alarms = (
         build_element("div", join([build_element("p", sentence) for sentence in wrong]), "alarms")
         if wrong

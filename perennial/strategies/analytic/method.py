@@ -200,21 +200,28 @@ class Analytic(IncrementalStrategy):
     def summary_blocks(self) -> dict[str, Any]:
         """Blocks of summary.json: the sums, the feature maps, the shrinkage, and the cross-site table."""
         most = max(len(self._list_classes(task)) for task in range(1, self.run.schedule.count + 1))
-        total = self.sums.total
         return ({"cross_site": self.cross_site} if self.cross_site else {}) | {
             "analytic": {
                 "head": self.head,
                 "maps": self._facts,
                 "features": self.features,
                 "width": self.width,
-                "samples": None if self._privacy.enabled else self.sums.number,
-                "sums_sha256": None if total is None else total.sha256,
-                "shrinkage": {str(task): value for task, value in sorted(self.chosen.items())},
+                **self.summarise_sums(),
+                **({"samples": None} if self._privacy.enabled else {}),
                 "message_bytes": self.form.bytes(most),
                 "withdrawable": self.keep_sites and self._masked is None,
             },
             **({"map_choice": self.maps.tried} if self.maps.tried else {}),
             **({"head_choice": self.settings.tried} if self.settings.tried else {}),
+        }
+
+    def summarise_sums(self) -> dict[str, Any]:
+        """What summary.json says of the present sums and their head."""
+        total = self.sums.total
+        return {
+            "samples": self.sums.number,
+            "sums_sha256": None if total is None else total.sha256,
+            "shrinkage": {str(task): value for task, value in sorted(self.chosen.items())},
         }
 
     def state_dict(self) -> dict[str, Any]:
