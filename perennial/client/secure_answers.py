@@ -112,6 +112,9 @@ def answer_vote(identity: Identity, request: VoteRequest) -> VoteReply:
     sealed = _map_by_name(request.senders, request.shares)
     with state.lock_attempts():
         session = _load_session(state, request.attempt)
+        if session.subject is not None:
+            about = session.subject.statistic, session.closes
+            state.check_closed(session.attempt, *about, request.survivors)
         cipher = state.load_cipher(session.attempt.task)
         signature = session.sign(request.survivors, sealed, cipher, state.identity)
         state.keep(session)
@@ -119,13 +122,14 @@ def answer_vote(identity: Identity, request: VoteRequest) -> VoteReply:
 
 
 def answer_open(identity: Identity, request: OpenRequest) -> OpenReply:
-    """Give out the shares that open an attempt's sum; this site's value then goes into no other sum."""
+    """Give out the shares that open an attempt's sum; its value then goes into no sum of other sites."""
     _, state = open_secure_state(identity, request)
     with state.lock_attempts():
         session = _load_session(state, request.attempt)
         opening = session.open(request.survivors, _map_by_name(request.voters, request.votes))
         assert session.subject is not None
-        state.note_opened(session.attempt, session.subject.statistic, session.closes)
+        about = session.subject.statistic, session.closes
+        state.note_opened(session.attempt, *about, session.survivors)
         state.keep(session)
     return leave(
         identity,

@@ -11,6 +11,7 @@ attempt, and the masked values that were sent.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,13 @@ from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.foundation.files import lock_folder, make_folder, replace_file
 from perennial.foundation.plain import Plain
-from perennial.privacy.secure.keys import Words, derive_signing_key, draw_secret, format_fingerprint
+from perennial.privacy.secure.keys import (
+    Words,
+    derive_signing_key,
+    draw_secret,
+    format_fingerprint,
+    join_parts,
+)
 from perennial.privacy.secure.roster import Attempt, require
 from perennial.privacy.secure.site_session import STAGES, SiteSession
 from perennial.privacy.signed_sums import Signer
@@ -163,13 +170,17 @@ class SecureState:
 
     # which sum a value is in
 
-    def check_closed(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
+    def check_closed(
+        self, attempt: Attempt, statistic: str, closes: Sequence[str], sites: Sequence[str]
+    ) -> None:
         """Raises PolicyRefusal if this site's value about one of closes is in another sum.
 
-        That is, another attempt opened it, or another run masked it: other sites can open that run's sum
+        That is, it was opened in one, or another run masked it: other sites can open that run's sum
         without this one's help, and nobody tells this site. Attempts of one run follow one another at every
-        site, so that a new one may take the value of those that it ends.
-        closes: what the value tells of, such as a model's SHA-256.
+        site, so that a new one may take the value of those that it ends. One over the very sites of an opened
+        sum may follow too, since the server cannot use a sum that one site spoilt; a sum over other sites,
+        less that one, could be the value of a single site.
+        closes: what the value tells of, such as a model's SHA-256. sites: of the roster, or of the sum.
         """
         uses = _read_uses(self._state_dir)
         last = uses.get((LAST, attempt.run), "0")
@@ -178,7 +189,7 @@ class SecureState:
             attempt.number >= int(last),
             f"attempt {attempt.number} is over; this site has taken part in {last}",
         )
-        own = (None, _of(attempt), f"{attempt.run} {MASKED}")
+        own = (None, f"{attempt.run} {MASKED}", _name_sum(attempt, sites))
         for about in closes:
             by = uses.get((statistic, about))
             run, _, how = (by or "").partition(" ")
@@ -187,23 +198,33 @@ class SecureState:
             )
             require(by in own, f"this site's {statistic} for {about:.12} {what}; it goes into no other one")
 
-    def note_masked(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
-        """Record, before masked values leave, that they are this run's. Errors as check_closed()."""
-        self._note(attempt, statistic, closes, f"{attempt.run} {MASKED}")
+    def note_masked(
+        self, attempt: Attempt, statistic: str, closes: Sequence[str], sites: Sequence[str]
+    ) -> None:
+        """Record, before masked values leave, that they are this run's. sites, errors: as in check_closed().
 
-    def note_opened(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
-        """Record, before the shares leave, that this attempt opens the site's value about each of closes.
+        What was opened stays so.
+        """
+        self._note(attempt, statistic, closes, sites, opened=False)
+
+    def note_opened(
+        self, attempt: Attempt, statistic: str, closes: Sequence[str], sites: Sequence[str]
+    ) -> None:
+        """Record, before the shares leave, over which sites the value about each of closes is opened.
 
         Raises PolicyRefusal as check_closed() does.
         """
-        self._note(attempt, statistic, closes, _of(attempt))
+        self._note(attempt, statistic, closes, sites, opened=True)
 
-    def _note(self, attempt: Attempt, statistic: str, closes: Sequence[str], by: str) -> None:
+    def _note(
+        self, attempt: Attempt, statistic: str, closes: Sequence[str], sites: Sequence[str], *, opened: bool
+    ) -> None:
         # runs have a process each here
         with lock_folder(self._state_dir / "secure"):
-            self.check_closed(attempt, statistic, closes)
+            self.check_closed(attempt, statistic, closes, sites)
             uses = _read_uses(self._state_dir)
-            new = {(statistic, about): by for about in closes}
+            rows, masked = [(statistic, about) for about in closes], f"{attempt.run} {MASKED}"
+            new = {row: _name_sum(attempt, sites) if opened else uses.get(row, masked) for row in rows}
             # the run's folder, which knows its attempts too, can be cleaned
             last = {(LAST, attempt.run): str(attempt.number)}
             _write_uses(self._state_dir, uses, uses | new | last)
@@ -227,8 +248,8 @@ class SecureState:
             self._quota.require(self.folder.parent, coming)
 
 
-def _of(attempt: Attempt) -> str:
-    return f"{attempt.run} {attempt.number}"
+def _name_sum(attempt: Attempt, sites: Sequence[str]) -> str:
+    return f"{attempt.run} {sha256(join_parts(*sorted(sites))).hexdigest()}"
 
 
 def give_up(state_dir: Path, run: str) -> None:
@@ -245,14 +266,14 @@ def give_up(state_dir: Path, run: str) -> None:
 
 
 def _read_uses(state_dir: Path) -> dict[tuple[str, str], str]:
-    """(statistic, about) -> "RUN NUMBER", the attempt that opened it, or "RUN masked".
+    """(statistic, about) -> "RUN SHA256", of the sites in whose sum it was opened, or "RUN masked".
 
     (LAST, run) -> the number of the newest attempt in which this site masked values, or GIVEN_UP.
     """
     path = state_dir / "secure" / OPENED
     try:
         rows = json.loads(path.read_bytes()) if path.exists() else []
-        # rows of an earlier version do not name their attempt, and so are of another one
+        # rows of an earlier version do not name their run, and so are of another one
         return {(row[0], row[1]): row[2] if len(row) > 2 else "" for row in rows}
     except (ValueError, LookupError, TypeError) as error:
         raise StateError(f"{path}: damaged ({error}); restore it from a copy") from error

@@ -55,8 +55,8 @@ def build_masked_reply(
     statistic: one word for what they are. about: SHA-256 of what they describe, such as the model. words:
     computes them, (N,) uint64, and they are charged before they are kept; not called if this
     attempt was answered before. closes: names of the facts that they tell of this site; once a sum is
-    opened, no value about the same names is put into another. () stands for `about`. kept: hash of the model
-    that the site keeps as the teacher.
+    opened, no value about the same names is put into one of other sites. () stands for `about`. kept: hash of
+    the model that the site keeps as the teacher.
     Raises PolicyRefusal when the roster is too small for the site, the value was opened before, or the
     attempt is over; ProtocolError when this site has prepared no masks for it.
     """
@@ -79,13 +79,13 @@ def build_masked_reply(
             session.advance("masked")
         if session.stage == "prepared":
             state.check_new(number)
-            state.check_closed(session.attempt, statistic, session.closes)
+            state.check_closed(session.attempt, statistic, session.closes, roster)
             values = np.ascontiguousarray(pay(site.identity, words()).value)
             if secure.masks:
                 session.mask(values)
             else:
                 session.advance("masked")
-            state.note_masked(session.attempt, statistic, session.closes)
+            state.note_masked(session.attempt, statistic, session.closes, roster)
             state.keep_sent(number, values)
         state.keep(session)
         sent = state.read_sent(number)

@@ -81,14 +81,19 @@ class UpdateWords:
         # by name, since tensors come in another order from a checkpoint than from a model
         names = sorted(like)
         sizes = [like[name].numel() for name in names]
-        if len(signed) != sum(sizes) + 1:
-            raise ValueError(f"words: found {len(signed)}, expected {sum(sizes) + 1}")
+        if len(signed) != (expected := count_update_words(like)):
+            raise ValueError(f"words: found {len(signed)}, expected {expected}")
         noise = self.noise
         step = self.grid.step if noise is None else noise.step
         values = torch.from_numpy(signed[: sum(sizes)]).to(torch.float64).mul_(step)
         parts = values.split(sizes)
         total = {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
         return total, int(signed[-1])
+
+
+def count_update_words(like: Mapping[str, Tensor]) -> int:
+    """Words of an update of tensors as in `like`, with those of its weight."""
+    return sum(tensor.numel() for tensor in like.values()) + 1
 
 
 def encode_integers(*tensors: Tensor) -> Words:

@@ -23,6 +23,7 @@ from perennial.strategies.round.exchange import Exchange, check_counts, yield_an
 
 if TYPE_CHECKING:
     from perennial.strategies.secure.masked_sums import MaskedSums
+    from perennial.strategies.secure.store import Opened
 
 LARGEST = 2**62
 
@@ -191,10 +192,14 @@ def open_counts(
     from perennial.config.secure_words import decode_counts
     from perennial.privacy.secure.server_session import NotEnough
 
+    classes, statistic = requests[0][2].num_classes, requests[0][2].statistic
+    about, length = hash_asked_model(requests), 2 * classes + beside
+
+    def read(opened: "Opened") -> tuple[list[int], list[int], list[int]]:
+        return decode_counts(opened.words, classes, noised=noised, beside=beside)
+
     try:
-        statistic = requests[0][2].statistic
-        opened = sums.collect(grid, statistic, hash_asked_model(requests), requests, deadline, note)
-        return decode_counts(opened.words, requests[0][2].num_classes, noised=noised, beside=beside)
+        return sums.collect(grid, statistic, about, requests, deadline, note, length, read)[1]
     except (NotEnough, ValueError) as missing:
         note("evaluation", str(missing))
         return None

@@ -31,6 +31,9 @@ EXPERIMENT: dict[str, Any] = {
 }
 
 
+SITES = ["site-000", "site-001", "site-002"]
+
+
 def experiment(**changes: Any) -> Experiment:
     return Experiment.model_validate(EXPERIMENT | changes)
 
@@ -88,45 +91,59 @@ def test_peers_are_pinned_or_kept_as_first_met(tmp_path: Path) -> None:
 
 def test_value_is_opened_once_in_a_site_s_life(tmp_path: Path) -> None:
     first, other = Attempt(RUN, 1, 1), Attempt("b" * 16, 1, 1)
-    state(tmp_path).note_opened(first, "update", ["m" * 64, "k" * 64])
+    state(tmp_path).note_opened(first, "update", ["m" * 64, "k" * 64], SITES)
     another_run = state(tmp_path, run="b" * 16)
     with pytest.raises(PolicyRefusal, match="goes into no other one"):
-        another_run.check_closed(other, "update", ["o" * 64, "k" * 64])
-    another_run.check_closed(other, "evaluation", ["m" * 64])
-    another_run.check_closed(other, "update", ["n" * 64])
+        another_run.check_closed(other, "update", ["o" * 64, "k" * 64], SITES)
+    another_run.check_closed(other, "evaluation", ["m" * 64], SITES)
+    another_run.check_closed(other, "update", ["n" * 64], SITES)
 
 
 def test_value_that_one_run_masked_goes_into_no_other_run(tmp_path: Path) -> None:
     """Others can open the first run's sum without this site's help, so it cannot wait until it helps."""
     first, again, other = Attempt(RUN, 1, 1), Attempt(RUN, 1, 2), Attempt("b" * 16, 1, 1)
-    state(tmp_path).note_masked(first, "update", ["m" * 64])
+    state(tmp_path).note_masked(first, "update", ["m" * 64], SITES)
     another_run = state(tmp_path, run="b" * 16)
     for act in (another_run.check_closed, another_run.note_masked, another_run.note_opened):
         with pytest.raises(PolicyRefusal, match=f"is masked in run {RUN}, whose sum may be opened"):
-            act(other, "update", ["m" * 64])
-    another_run.note_masked(other, "update", ["n" * 64])
+            act(other, "update", ["m" * 64], SITES)
+    another_run.note_masked(other, "update", ["n" * 64], SITES)
     keeper = state(tmp_path)  # a restarted server's new attempt, and one that follows it
     for attempt in (first, again, again):
-        keeper.note_masked(attempt, "update", ["m" * 64])
-    keeper.note_opened(again, "update", ["m" * 64])
-    keeper.note_opened(again, "update", ["m" * 64])  # the reply was lost, and the same shares leave again
-    for attempt in (first, Attempt(RUN, 1, 3)):
-        with pytest.raises(PolicyRefusal, match="is over|goes into no other one"):
-            keeper.note_masked(attempt, "update", ["m" * 64])
+        keeper.note_masked(attempt, "update", ["m" * 64], SITES)
+    for _ in range(2):  # the reply was lost, and the same shares leave again
+        keeper.note_opened(again, "update", ["m" * 64], SITES)
+    with pytest.raises(PolicyRefusal, match="is over"):
+        keeper.note_masked(first, "update", ["m" * 64], SITES)
+
+
+def test_opened_value_goes_into_another_sum_of_the_same_sites_alone(tmp_path: Path) -> None:
+    """One site can spoil a sum. The difference of sums over two sets could be the value of a single site."""
+    keeper, after = state(tmp_path), Attempt(RUN, 1, 2)
+    keeper.note_opened(Attempt(RUN, 1, 1), "update", ["m" * 64], SITES)
+    acts = (keeper.check_closed, keeper.note_masked, keeper.note_opened)
+    for _ in range(2):
+        for others in (SITES[:2], [*SITES, "site-003"]):
+            for act in acts:
+                with pytest.raises(PolicyRefusal, match="was opened in a sum; it goes into no other one"):
+                    act(after, "update", ["m" * 64], others)
+        # masked for the second sum, and opened in it, the value is still that of these sites
+        for act in acts:
+            act(after, "update", ["m" * 64], SITES)
 
 
 def test_attempts_of_a_run_whose_folder_was_cleaned_still_go_forward(tmp_path: Path) -> None:
-    state(tmp_path).note_masked(Attempt(RUN, 1, 2), "update", ["m" * 64])
+    state(tmp_path).note_masked(Attempt(RUN, 1, 2), "update", ["m" * 64], SITES)
     clean(tmp_path, days=0)
     with pytest.raises(PolicyRefusal, match="attempt 1 is over; this site has taken part in 2"):
-        state(tmp_path).check_closed(Attempt(RUN, 1, 1), "update", ["n" * 64])
+        state(tmp_path).check_closed(Attempt(RUN, 1, 1), "update", ["n" * 64], SITES)
 
 
 def test_run_that_the_site_gives_up_frees_what_it_masked_and_nothing_that_was_opened(tmp_path: Path) -> None:
     first, other = Attempt(RUN, 1, 1), Attempt("b" * 16, 1, 1)
     keeper = state(tmp_path)
-    keeper.note_opened(first, "update", ["o" * 64])
-    keeper.note_masked(first, "update", ["m" * 64])
+    keeper.note_opened(first, "update", ["o" * 64], SITES)
+    keeper.note_masked(first, "update", ["m" * 64], SITES)
     site = tmp_path / "site.yaml"
     site.write_text(yaml.safe_dump({"site": "site-000", "state_dir": "."}))
     for name in ("skin", "../runs", RUN[:8]):
@@ -136,22 +153,22 @@ def test_run_that_the_site_gives_up_frees_what_it_masked_and_nothing_that_was_op
     clean_command(site, run=RUN)
     assert not keeper.folder.exists()
     another_run = state(tmp_path, run="b" * 16)
-    another_run.note_masked(other, "update", ["m" * 64])
+    another_run.note_masked(other, "update", ["m" * 64], SITES)
     with pytest.raises(PolicyRefusal, match="was opened in a sum"):
-        another_run.note_masked(other, "update", ["o" * 64])
+        another_run.note_masked(other, "update", ["o" * 64], SITES)
     with pytest.raises(PolicyRefusal, match=f"gave run {RUN} up"):
-        state(tmp_path).check_closed(Attempt(RUN, 1, 2), "update", ["k" * 64])
+        state(tmp_path).check_closed(Attempt(RUN, 1, 2), "update", ["k" * 64], SITES)
 
 
 def test_note_of_an_earlier_version_closes_too_and_a_damaged_one_is_named(tmp_path: Path) -> None:
     keeper, path = state(tmp_path), tmp_path / "secure" / "opened.json"
     path.write_text(json.dumps([["update", "m" * 64]]))
     with pytest.raises(PolicyRefusal, match="goes into no other one"):
-        keeper.check_closed(Attempt(RUN, 1, 1), "update", ["m" * 64])
+        keeper.check_closed(Attempt(RUN, 1, 1), "update", ["m" * 64], SITES)
     for content in ("[[", "[1]", '[["update"]]'):
         path.write_text(content)
         with pytest.raises(StateError, match="opened.json"):
-            keeper.check_closed(Attempt(RUN, 1, 1), "update", ["m" * 64])
+            keeper.check_closed(Attempt(RUN, 1, 1), "update", ["m" * 64], SITES)
 
 
 def test_attempts_only_go_forward_and_old_secrets_are_deleted(tmp_path: Path) -> None:

@@ -27,6 +27,11 @@ def trust_all(name: str, identity: str) -> None:
     """A site that pins nobody."""
 
 
+def accuse_nobody(name: str, reason: str) -> None:
+    """Raises AssertionError: no share was false."""
+    raise AssertionError(f"{name} {reason}")
+
+
 class MaskedFederation:
     """Sites with keys of a task.
 
@@ -76,7 +81,7 @@ def run_attempt(
                 session.enrol(server.subject, server.members)
                 words = values[name].copy()
                 session.mask(words)
-                server.add(name, words)
+                server.add(name, words, len(words))
         server.close()
         for name in server.survivors:
             if name in phases[2]:
@@ -90,7 +95,7 @@ def run_attempt(
             if name in phases[3]:
                 session = sessions[name] = federation.restarted(sessions[name])
                 server.add_opening(name, session.open(server.survivors, server.votes))
-        return server.open(), server.survivors
+        return server.open(accuse_nobody), server.survivors
     except NotEnough as missing:
         return str(missing)
 

@@ -16,6 +16,7 @@ from perennial.privacy.secure.site_session import SiteSession
 from tests.privacy.secure_sites import (
     RUN,
     MaskedFederation,
+    accuse_nobody,
     attempt_of,
     random_values,
     run_attempt,
@@ -95,13 +96,13 @@ def test_survivor_of_one_round_that_drops_out_in_the_next_has_nothing_of_the_fir
         session.enrol(server.subject, server.members)
         sent[name] = values[name].copy()
         session.mask(sent[name])
-        server.add(name, sent[name])
+        server.add(name, sent[name], len(sent[name]))
     server.close()
     for name, session in sessions.items():
         server.add_vote(name, signed(federation, server, session))
     for name, session in sessions.items():
         server.add_opening(name, session.open(server.survivors, server.votes))
-    server.open()
+    server.open(accuse_nobody)
     later = federation.prepared(second)
     old, new = sessions[victim], later[victim]
     assert (old.mask_secret, old.seed) == ("", ""), "the site forgets them as soon as its values are masked"
@@ -119,17 +120,20 @@ def test_survivor_of_one_round_that_drops_out_in_the_next_has_nothing_of_the_fir
     assert np.array_equal(guess - stream, values[victim]), "the check above would notice the right key"
 
 
-def _masked(federation: MaskedFederation) -> tuple[dict[str, SiteSession], ServerSession]:
-    """Everybody has sent masked values."""
+def _masked(
+    federation: MaskedFederation, here: list[str] | None = None
+) -> tuple[dict[str, SiteSession], ServerSession]:
+    """Everybody has sent masked values. here: those that have; None: all."""
     attempt = attempt_of()
     sessions = federation.prepared(attempt)
     server = ServerSession(attempt, federation.parameters, federation.peers, subject_of())
     server.enrol({n: s.advert for n, s in sessions.items()}, federation.names)
-    for name, session in sessions.items():
+    for name in federation.names if here is None else here:
+        session = sessions[name]
         session.enrol(server.subject, server.members)
         words = np.zeros(3, np.uint64)
         session.mask(words)
-        server.add(name, words)
+        server.add(name, words, len(words))
     server.close()
     return sessions, server
 
@@ -222,17 +226,61 @@ def test_sealed_shares_that_were_changed_or_swapped_are_left_out():
     assert set(sessions[name].held) == {name}
 
 
-def test_false_shares_are_noticed():
-    federation = MaskedFederation(4, Parameters(0))
-    sessions, server = _masked(federation)
-    for name, session in sessions.items():
-        server.add_vote(name, signed(federation, server, session))
-    for name, session in sessions.items():
-        server.add_opening(name, session.open(server.survivors, server.votes))
-    victim, liar = federation.names[2], federation.names[0]
-    server.seeds[victim][liar] = server.seeds[victim][federation.names[1]]
-    with pytest.raises(ProtocolError, match="do not belong|another seed"):
-        server.open()
+def _opening(sites: int) -> ServerSession:
+    """Everybody has given shares, but the last site, which sent no masked values."""
+    federation = MaskedFederation(sites, Parameters(0))
+    *here, gone = federation.names
+    sessions, server = _masked(federation, here)
+    assert gone in {member.name for member in server.members}
+    for name in here:
+        server.add_vote(name, signed(federation, server, sessions[name]))
+    for name in here:
+        server.add_opening(name, sessions[name].open(server.survivors, server.votes))
+    return server
+
+
+@pytest.mark.parametrize(("sites", "liars"), [(5, [0]), (5, [3]), (8, [0, 2]), (30, [0, 1, 2, 3, 9])])
+def test_false_shares_are_left_out_and_their_givers_named(sites: int, liars: list[int]):
+    server = _opening(sites)
+    victim, gone = server.members[1].name, server.members[-1].name
+    for of in (server.seeds[victim], server.keys[gone]):
+        for liar in liars:
+            of[server.members[liar].name] = "00" * 33
+    named: list[tuple[str, str]] = []
+    assert not server.open(lambda *each: named.append(each)).any()
+    false = [server.members[liar].name for liar in liars]
+    if 0 in liars:
+        for of in (f"seed of site {victim!r}", f"mask key of site {gone!r}"):
+            assert [by for by, told in named if f"a false share of the {of}" in told] == false
+        assert not set(false) & {*server.seeds[victim], *server.keys[gone]}
+    assert {by for by, _ in named} <= set(false)
+
+
+@pytest.mark.parametrize("of_seed", [True, False])
+def test_secret_that_was_dealt_out_falsely_is_named_by_its_own_site(of_seed: bool):
+    server = _opening(5)
+    of = server.members[0 if of_seed else -1].name
+    shares = (server.seeds if of_seed else server.keys)[of]
+    for number, by in enumerate(shares):
+        shares[by] = f"{number:066x}"
+    with pytest.raises(ProtocolError, match=f"of site {of!r} does not come of the 4 shares"):
+        server.open(accuse_nobody)
+    shares.clear()  # its shares could be opened by nobody
+    with pytest.raises(ProtocolError, match=f"of site {of!r} does not come of the 0 shares"):
+        server.open(accuse_nobody)
+
+
+def test_words_of_another_length_are_those_of_one_site_alone():
+    federation = MaskedFederation(3, Parameters(0))
+    server = ServerSession(attempt_of(), federation.parameters, federation.peers, subject_of())
+    server.enrol({n: s.advert for n, s in federation.prepared(attempt_of()).items()}, federation.names)
+    liar, *others = federation.names
+    for wrong in (np.zeros(2, np.uint64), np.zeros((3, 1), np.uint64)):
+        with pytest.raises(ProtocolError, match="expected 3 words"):
+            server.add(liar, wrong, 3)
+    for name in others:
+        server.add(name, np.zeros(3, np.uint64), 3)
+    assert server.survivors == others
 
 
 def test_peer_that_nobody_introduced_or_trusts_is_refused():

@@ -148,10 +148,11 @@ def split(secret: bytes, points: Sequence[int], threshold: int) -> dict[int, byt
     return shares
 
 
-def compute_weights_at_zero(points: Sequence[int]) -> list[int]:
+@lru_cache(maxsize=64)
+def _compute_weights_at_zero(points: tuple[int, ...]) -> list[int]:
     """Lagrange weights, with which sum_i weight_i share_i is the secret.
 
-    The weights depend on the points alone, so one call serves every secret that is shared among them.
+    The weights depend on the points alone, so they serve every secret that is shared among them.
     """
     weights = []
     for own in points:
@@ -164,15 +165,13 @@ def compute_weights_at_zero(points: Sequence[int]) -> list[int]:
     return weights
 
 
-def join(shares: Mapping[int, bytes], weights: Sequence[int] | None = None) -> bytes:
+def join(shares: Mapping[int, bytes]) -> bytes:
     """The secret of 32 bytes that these shares, by point, belong to; exactly the threshold of them suffices.
 
-    weights: weights_at_zero of the points in the order of shares, when they are known already. Raises
-    ProtocolError when the shares are no shares of one secret, as far as that shows.
+    Raises ProtocolError when the shares are no shares of one secret, as far as that shows.
     """
-    weights = compute_weights_at_zero(list(shares)) if weights is None else weights
     value = 0
-    for weight, share in zip(weights, shares.values(), strict=True):
+    for weight, share in zip(_compute_weights_at_zero(tuple(shares)), shares.values(), strict=True):
         element = int.from_bytes(share, "big")
         if len(share) != SHARE_BYTES or element >= PRIME:
             raise ProtocolError(f"share: found {len(share)} bytes, allowed 33 that are one field element")

@@ -14,7 +14,7 @@ from perennial.privacy.secure.keys import (
 )
 
 # With n sites in the roster of which c may collude with the server, t = floor((n + c) / 2) + 1 shares open a
-# secret: two sets of t sites then have an honest site in common, and an honest site opens once.
+# secret: two sets of t sites then have an honest site in common, and it opens for one set of survivors.
 
 
 MOST_SITES = 100

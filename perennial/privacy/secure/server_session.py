@@ -5,9 +5,12 @@ after the opening the masks of the sum. The state is JSON-able beside the sum it
 was killed goes on in the same phase.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
+from math import comb
+from secrets import SystemRandom
 from typing import Any, Self
 
 import numpy as np
@@ -17,7 +20,6 @@ from perennial.privacy.secure.keys import (
     Words,
     add_masks,
     agree,
-    compute_weights_at_zero,
     derive,
     derive_agreement_key,
     join,
@@ -34,6 +36,12 @@ from perennial.privacy.secure.roster import (
     hash_roster,
 )
 from perennial.privacy.secure.site_session import Advert, Opening, vote_content
+
+MOST_TRIES = 1000
+"""Choices among the shares of a secret that are tried when some of the shares are false."""
+
+Note = Callable[[str, str], None]
+"""(site, what is wrong with what it sent)"""
 
 
 class NotEnough(Exception):
@@ -62,12 +70,15 @@ class ServerSession:
     keys: dict[str, dict[str, str]] = field(default_factory=dict)
     total: Words | None = field(default=None, repr=False)
 
-    def enrol(self, adverts: Mapping[str, Advert], wanted: Sequence[str]) -> None:
-        """Put the wanted sites that sent an advert on the roster. Raises NotEnough for too few."""
+    def enrol(self, adverts: Mapping[str, Advert], wanted: Sequence[str], least: int = 0) -> None:
+        """Put the wanted sites that sent an advert on the roster. Raises NotEnough for too few.
+
+        least: sites that there must be at the least, beside what the parameters say.
+        """
         names = sorted(set(wanted) & adverts.keys() & {peer.name for peer in self.peers})
         self.members = [adverts[name].member for name in names]
         self.sealed = {name: dict(adverts[name].shares) for name in names}
-        needed = self.parameters.count_survivors_needed(len(names))
+        needed = max(least, self.parameters.count_survivors_needed(len(names)))
         if len(names) < needed:
             raise NotEnough(f"{len(names)} sites are ready for a sum that takes {needed}")
 
@@ -75,23 +86,28 @@ class ServerSession:
         """The sealed shares addressed to one member, by sender."""
         return {sender: shares[name] for sender, shares in self.sealed.items() if name in shares}
 
-    def add(self, name: str, words: Words) -> None:
-        """Add one member's masked values, (N,). Raises ProtocolError on a second time or another shape."""
+    def add(self, name: str, words: Words, length: int) -> None:
+        """Add one member's masked values, (N,). Raises ProtocolError on a second time or another shape.
+
+        length: N, from what the server asked for: no site's reply may say how long the others' are.
+        """
         if name in self.survivors or self.closed:
             raise ProtocolError("masked values: came twice, or after the set of survivors was fixed")
         if name not in {member.name for member in self.members}:
             raise ProtocolError("masked values: of a site outside the roster")
+        if words.shape != (length,) or words.dtype != np.uint64:
+            raise ProtocolError(f"masked values: found {words.dtype} {words.shape}, expected {length} words")
         if self.total is None:
-            self.total = words.copy()
-        elif words.shape != self.total.shape or words.dtype != self.total.dtype:
-            raise ProtocolError(f"masked values: found {words.dtype} {words.shape}")
-        else:
-            np.add(self.total, words, out=self.total)
+            self.total = np.zeros(length, np.uint64)
+        np.add(self.total, words, out=self.total)
         self.survivors = sorted([*self.survivors, name])
 
-    def close(self) -> None:
-        """Stop taking masked values. Raises NotEnough when too few came for the sites to open their sum."""
-        needed = self.parameters.count_survivors_needed(len(self.members))
+    def close(self, least: int = 0) -> None:
+        """Stop taking masked values. Raises NotEnough when too few came for the sites to open their sum.
+
+        least: as in enrol().
+        """
+        needed = max(least, self.parameters.count_survivors_needed(len(self.members)))
         if len(self.survivors) < needed:
             raise NotEnough(
                 f"{len(self.survivors)} of {len(self.members)} masked values came, {needed} are needed"
@@ -121,39 +137,27 @@ class ServerSession:
             if of in gone:
                 self.keys.setdefault(of, {})[name] = share
 
-    @property
-    def openable(self) -> str:
-        """'' if there are enough shares to open the sum; otherwise what is missing, in words."""
-        for name in [member.name for member in self.members]:
-            found = len((self.seeds if name in self.survivors else self.keys).get(name, {}))
-            if found < (needed := self._threshold):
-                return f"{found} shares of site {name!r}, {needed} are needed"
-        return ""
-
-    def open(self) -> Words:
+    def open(self, note: Note) -> Words:
         """The sum of the survivors' values, (N,).
 
-        Raises NotEnough when too few sites sent shares, and ProtocolError when shares are false.
+        note: called with the name of a site that gave a false share, and the reason; the share is dropped.
+        Raises NotEnough when too few sites gave shares, and ProtocolError when enough did and a secret does
+        not come of what they gave.
         """
-        if self.openable:
-            raise NotEnough(self.openable)
         assert self.total is not None
+        givers = {by for given in (self.seeds, self.keys) for shares in given.values() for by in shares}
+        self._require(len(givers), "sites gave shares")
         total, digest = self.total.copy(), self._roster_hash
-        weights: dict[tuple[int, ...], list[int]] = {}
         members = {member.name: member for member in self.members}
         minus: list[bytes] = []
-        for name in self.survivors:
-            seed = self._joined(self.seeds[name], weights)
-            if commit(seed) != members[name].commitment:
-                raise ProtocolError(f"shares of the self mask of site {name!r}: they give another seed")
-            minus.append(derive(seed, self.attempt.bound("self mask", name, digest)))
         plus: list[bytes] = []
+        for name in self.survivors:
+            seed = self._recover(members[name], note)
+            minus.append(derive(seed, self.attempt.bound("self mask", name, digest)))
         for member in self.members:
             if member.name in self.survivors:
                 continue
-            secret = self._joined(self.keys[member.name], weights)
-            if derive_agreement_key(secret) != member.mask:
-                raise ProtocolError(f"shares of the mask key of site {member.name!r}: they give another key")
+            secret = self._recover(member, note)
             for name in self.survivors:
                 pair = sorted((member.name, name))
                 seed = agree(secret, members[name].mask, self.attempt.bound("pair mask", *pair, digest))
@@ -185,15 +189,44 @@ class ServerSession:
         if found < self._threshold:
             raise NotEnough(f"{found} {what}, {self._threshold} are needed")
 
-    def _joined(self, shares: Mapping[str, str], weights: dict[tuple[int, ...], list[int]]) -> bytes:
-        """A secret of exactly the threshold of its shares; weights: of the points met before."""
-        names = [peer.name for peer in self.peers]
-        points = {names.index(by) + 1: bytes.fromhex(share) for by, share in sorted(shares.items())}
-        chosen = dict(sorted(points.items())[: self._threshold])
-        key = tuple(chosen)
-        if key not in weights:
-            weights[key] = compute_weights_at_zero(key)
-        return join(chosen, weights[key])
+    def _recover(self, member: Member, note: Note) -> bytes:
+        """The seed of a survivor, or the mask key of another member, proved by what the member signed.
+
+        Shares that are not of it are dropped. Raises ProtocolError when no choice of shares gives it.
+        """
+        here = member.name in self.survivors
+        what = f"{'seed' if here else 'mask key'} of site {member.name!r}"
+        shares = (self.seeds if here else self.keys).get(member.name, {})
+        points = {peer.name: point for point, peer in enumerate(self.peers, 1)}
+
+        def join_of(names: Sequence[str]) -> bytes | None:
+            try:
+                return join({points[name]: bytes.fromhex(shares[name]) for name in sorted(names)})
+            except ProtocolError:
+                return None
+
+        def proves(secret: bytes) -> bool:
+            if here:
+                return commit(secret) == member.commitment
+            return derive_agreement_key(secret) == member.mask
+
+        givers = sorted(shares)
+        for chosen in _yield_choices(givers, self._threshold):
+            secret = join_of(chosen)
+            if secret is not None and proves(secret):
+                break
+        else:
+            raise ProtocolError(
+                f"the {what} does not come of the {len(shares)} shares of it that sites gave: that site "
+                "dealt out false ones, or several sites gave false ones"
+            )
+        if list(chosen) != givers[: len(chosen)]:
+            for by in sorted(set(givers) - set(chosen)):
+                # in the place of a true share only another true one gives the same secret
+                if join_of([*chosen[1:], by]) != secret:
+                    del shares[by]
+                    note(by, f"gave a false share of the {what}, or got a false one from that site")
+        return secret
 
     @property
     def _roster_hash(self) -> bytes:
@@ -208,3 +241,14 @@ class ServerSession:
     def _threshold(self) -> int:
         """Shares that open a secret."""
         return self.parameters.compute_threshold(len(self.peers))
+
+
+def _yield_choices(names: Sequence[str], many: int) -> Iterator[Sequence[str]]:
+    """Choices of so many names, the first ones first: all of them, or MOST_TRIES drawn ones."""
+    if comb(len(names), many) <= MOST_TRIES:
+        yield from combinations(names, many)
+        return
+    yield names[:many]
+    # nobody may foresee which shares are tried together
+    for _ in range(MOST_TRIES):
+        yield SystemRandom().sample(names, many)

@@ -83,7 +83,7 @@ class SiteSession:
     subject: Subject | None = None
     members: list[Member] = field(default_factory=list)
     closes: list[str] = field(default_factory=list)
-    """What this site's value tells of; opened, it goes into no other sum."""
+    """What this site's value tells of; opened, it goes into no sum of other sites."""
     survivors: list[str] = field(default_factory=list)
     vote: str = ""
     stage: Stage = "prepared"

@@ -1,6 +1,7 @@
 """Asks sites for their sums, in one exchange for each task, and for the counts and choices around it."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -100,7 +101,7 @@ class StatisticsRound:
             return
         try:
             yield from ((opened.survivors, found) for opened, found in self.ask_cohorts(sites, task, classes))
-        except NotEnough as reason:
+        except (NotEnough, ValueError) as reason:
             self.outcome.warnings.append(f"task {task}: {reason}")
 
     def order_tasks(self, tasks: Iterable[int]) -> list[int]:
@@ -120,7 +121,7 @@ class StatisticsRound:
         """Yield masked sums of one task's classes, each over a cohort of sites; no site is in two.
 
         Those that were opened before come first, then one over the sites that are in none of these.
-        Raises NotEnough when that one is not opened.
+        Raises NotEnough when that one is not opened, and ValueError when it is of no use.
         """
         assert self.masked is not None
         about = self.hash_subject(task)
@@ -137,12 +138,20 @@ class StatisticsRound:
             return
         message = StatisticsRequest(**self._stamp, of_task=task, features=self.features)
         requests = [(site, node, message) for site, node in here.items()]
-        deadline = self.request.deadline
-        opened = self.masked.collect(self.grid, "statistics", about, requests, deadline, self.drop_site)
-        yield opened, self._of_cohort(opened, classes)
+        length = sum(map(math.prod, self.form.list_shapes(len(classes)).values()))
+        yield self.masked.collect(
+            self.grid,
+            "statistics",
+            about,
+            requests,
+            self.request.deadline,
+            self.drop_site,
+            length,
+            lambda opened: self._of_cohort(opened, classes),
+        )
 
     def _of_cohort(self, opened: Opened, classes: range) -> Statistics:
-        """Raises NotEnough for a sum that no samples have."""
+        """Raises ValueError for a sum that no samples have."""
         try:
             shapes = self.form.list_shapes(len(classes))
             gram, sums, counts = decode_integers(opened.words, *shapes.values())
@@ -153,7 +162,7 @@ class StatisticsRound:
             else:
                 check_exact(found, sites=len(opened.survivors))
         except (ProtocolError, ValueError) as error:
-            raise NotEnough(f"the opened sum is not used: {error}") from error
+            raise ValueError(f"the opened sum is not used: {error}") from error
         return found
 
     def _request(self, task: int, weights: list[int] | None) -> StatisticsRequest:
@@ -251,16 +260,20 @@ class StatisticsRound:
         sites = self._asked(list(self.request.sites))
         requests = [(site, node, message) for site, node in sites.items()]
         about, deadline = hash_tensors(message.heads), self.request.deadline
-        try:
-            opened = self.masked.collect(
-                self.grid, "compare_heads", about, requests, deadline, self.drop_site
-            )
+
+        def read(opened: Opened) -> tuple[Tensor, Tensor]:
             correct, total = decode_integers(opened.words, (heads, known), (known,))
             if bool((correct > total).any()) or bool((correct < 0).any()):
                 raise ValueError("more right answers than samples, or fewer than none")
+            return correct, total
+
+        length, drop = (heads + 1) * known, self.drop_site
+        try:
+            return self.masked.collect(
+                self.grid, "compare_heads", about, requests, deadline, drop, length, read
+            )[1]
         except (NotEnough, ValueError) as missing:
             raise DataError(f"strategy.shrinkage: no sum of right answers: {missing}") from missing
-        return correct, total
 
     @property
     def _stamp(self) -> dict[str, Any]:

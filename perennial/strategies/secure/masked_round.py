@@ -13,7 +13,7 @@ import torch
 from flwr.serverapp import Grid
 
 from perennial.config.rounds import MAX_SAMPLES
-from perennial.config.secure_words import UpdateWords
+from perennial.config.secure_words import UpdateWords, count_update_words
 from perennial.models.sum_grid import LARGEST_NORM
 from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.fields import WireMessage
@@ -24,6 +24,7 @@ from perennial.strategies.round.context import RoundOutcome
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.secure.masked_sums import MaskedSums
+from perennial.strategies.secure.store import Opened
 
 
 class MaskedRound:
@@ -60,8 +61,14 @@ class MaskedRound:
             if not reason.startswith("no answer"):
                 (outcome.refused if refused else outcome.dropped).append((site, reason))
 
+        def read(opened: Opened) -> tuple[dict[str, torch.Tensor], int]:
+            layout = UpdateWords(sums.experiment, len(opened.roster))
+            total, weight = layout.decode(opened.words, request.arrays)
+            self._check(total, weight, len(opened.survivors), ctx.max_update_norm, layout)
+            return total, weight
+
         try:
-            opened = sums.sum(
+            opened, (total, weight) = sums.sum(
                 grid,
                 request.stamp,
                 "update",
@@ -70,18 +77,16 @@ class MaskedRound:
                 request.deadline,
                 build_requests,
                 note,
+                count_update_words(request.arrays),
+                read,
+                least=request.quorum,
             )
-            if len(opened.survivors) < request.quorum:
-                raise NotEnough(
-                    f"{len(opened.survivors)} sites are in the sum; rounds.quorum is {request.quorum}"
-                )
-            layout = UpdateWords(sums.experiment, len(opened.roster))
-            total, weight = layout.decode(opened.words, request.arrays)
-            ctx.asked = len(opened.roster)
-            self._check(total, weight, len(opened.survivors), ctx.max_update_norm, layout)
-        except (NotEnough, ValueError) as missing:
+        except NotEnough as missing:
             outcome.warnings.append(f"no sum was opened: {missing}")
+        except ValueError as fault:
+            outcome.warnings.append(f"the opened sum is not used: {fault}")
         else:
+            ctx.asked = len(opened.roster)
             outcome.arrays = strategy.take_sum(ctx, total, weight)
             outcome.participants = {site: Admitted(site, {}, 0.0, 1) for site in opened.survivors}
             outcome.details["secure"] = {"attempt": opened.attempt, "sites": len(opened.survivors)}

@@ -2,13 +2,14 @@
 
 Each phase is one exchange. What is missing is named, and a sum of which too few sites are there is not opened
 at all. Once sites have been asked for shares, no other attempt at that sum is made: the same opening is asked
-for again, in the next round if need be.
+for again, in the next round if need be. A sum of no use, or whose masks do not come off, is not kept, and the
+very same sites are asked for another one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.serverapp import Grid
@@ -35,6 +36,7 @@ from perennial.protocol.stamp import Maskable, Stamp
 from perennial.strategies.round.exchange import Exchange, ask, yield_answers
 from perennial.strategies.secure.store import Opened, SumStore
 
+Read = TypeVar("Read")
 Sites = Mapping[str, int]
 Note = Callable[[str, str], None]
 """(site, reason) of a site that is not in the sum, or did not help to open it."""
@@ -67,14 +69,16 @@ class MaskedSums:
         requests: Sequence[tuple[str, int, Maskable]],
         deadline: float,
         note: Note,
-    ) -> Opened:
+        length: int,
+        read: Callable[[Opened], Read],
+    ) -> tuple[Opened, Read]:
         """The sum of what sites answer to requests that differ by site in nothing that the sum is about.
 
         It is the one entry for integers of any kind; config/secure_words.py makes words of them, and
         client/secure_values.py sends them.
 
         statistic: what the integers are, one word. about: SHA-256 of what they are about; the site computes
-        the same. requests: (site, node id, request) each. Raises NotEnough as sum() does.
+        the same. requests: (site, node id, request) each. The rest, and what it returns: as in sum().
         """
         if not requests:
             raise NotEnough("no site is there")
@@ -83,7 +87,9 @@ class MaskedSums:
             return [(site, node, replace(request, **fields)) for site, node, request in requests]
 
         sites = {site: node for site, node, _ in requests}
-        return self.sum(grid, requests[0][2], statistic, about, sites, deadline, attach_roster, note)
+        return self.sum(
+            grid, requests[0][2], statistic, about, sites, deadline, attach_roster, note, length, read
+        )
 
     def sum(
         self,
@@ -95,29 +101,39 @@ class MaskedSums:
         deadline: float,
         requests: Requests,
         note: Note,
-    ) -> Opened:
+        length: int,
+        read: Callable[[Opened], Read],
+        least: int = 0,
+    ) -> tuple[Opened, Read]:
         """Ask sites for masked words and open their sum, or return it again if it was opened before.
+
+        Returns the sum and what read() makes of it.
 
         stamp: of the round. statistic: kind of the words, such as update. model: SHA-256 of what they
         describe. sites: name -> node id of those to ask. deadline: seconds for each exchange. requests: from
         the roster's fields to (site, node id, request) of each. note: called with the name of a site that is
-        not in the sum, or did not help to open it, and the reason. Raises NotEnough, saying what is missing,
-        when the sum cannot be opened.
+        not in the sum, or did not help to open it, and the reason. length: words of each site. read: reads
+        the sum, and raises ValueError where no honest sites can have made it; then it is not kept, the error
+        goes on, and the next call asks the same sites for another one. least: values that must be in the sum
+        at the least. Raises NotEnough, saying what is missing, when the sum cannot be opened.
         """
         subject = Subject(stamp.round, statistic, model)
         for done in reversed(self.store.list_opened(statistic, model)):
             # another cohort's sum may be about the same
             if set(done.survivors) & sites.keys():
-                return done
+                return done, read(done)
         waiting = self.store.pending
         if waiting is not None and waiting.statistic in ONCE and waiting.model != model:
             raise NotEnough(f"the {waiting.statistic} of round {waiting.round} wait to be opened first")
         session = self.store.find_session(subject)
         models: dict[str, str] = {}
-        if session is None or not self._goes_on(session, subject, sites):
-            session = self._start_session(grid, stamp, subject, sites, deadline, note)
-        if not session.closed:
-            models = self._collect(grid, session, sites, deadline, requests, note)
+        if session is not None and not self._goes_on(session, subject):
+            session = None
+        if session is None or not session.closed:
+            asked, least = self._leave_spent(subject, sites, least, note)
+            if session is None or asked.keys() != {member.name for member in session.members}:
+                session = self._start_session(grid, stamp, subject, asked, deadline, note, least)
+            models = self._collect(grid, session, asked, deadline, requests, note, length, least)
         here = {name: sites[name] for name in session.survivors if name in sites}
 
         def note_afterwards(site: str, reason: str) -> None:
@@ -127,22 +143,39 @@ class MaskedSums:
         try:
             words = self._unmask(grid, stamp, session, here, deadline, note_afterwards)
         except ProtocolError as error:
+            # no more shares would help: a site that dealt false ones could end the run for good
+            self.store.keep_refused(subject, session)
             raise NotEnough(str(error)) from error
         roster = tuple(member.name for member in session.members)
         kept = tuple(sorted({*models.values()}))
         opened = Opened(words, tuple(session.survivors), roster, kept, session.attempt.number)
+        try:
+            found = read(opened)
+        except ValueError:
+            self.store.keep_refused(subject, session)
+            raise
         self.store.keep_opened(subject, opened)
-        return opened
+        return opened, found
 
-    def _goes_on(self, session: ServerSession, subject: Subject, sites: Sites) -> bool:
+    def _leave_spent(self, subject: Subject, sites: Sites, least: int, note: Note) -> tuple[Sites, int]:
+        """(the sites that may be asked for a sum, how many of them must be in it).
+
+        Those of a sum that was of no use give another one about the same all together alone: a sum over other
+        sites, less that one, could be the value of a single site. The sites themselves insist on it.
+        """
+        for spent in self.store.list_refused(subject.statistic, subject.model):
+            if spent <= sites.keys():
+                return {name: node for name, node in sites.items() if name in spent}, len(spent)
+            away = ", ".join(sorted(spent - sites.keys()))
+            for name in sorted(spent & sites.keys()):
+                note(name, f"its sum was of no use, and it gives another one only together with {away}")
+            sites = {name: node for name, node in sites.items() if name not in spent}
+        return sites, least
+
+    def _goes_on(self, session: ServerSession, subject: Subject) -> bool:
         """Whether a sum that was begun before can still be finished, or has to be."""
-        if session.opening:
-            return True
-        if session.attempt.task != self._task and self._task:
-            return False
-        roster = [member.name for member in session.members]
-        again = session.subject == subject and bool(roster)
-        return again and (session.closed or set(sites) == set(roster))
+        same_task = session.attempt.task == self._task or not self._task
+        return session.opening or (same_task and session.subject == subject)
 
     # the phases
 
@@ -156,7 +189,14 @@ class MaskedSums:
         return self._open(grid, stamp, session, here, deadline, note)
 
     def _start_session(
-        self, grid: Grid, stamp: Stamp, subject: Subject, sites: Sites, deadline: float, note: Note
+        self,
+        grid: Grid,
+        stamp: Stamp,
+        subject: Subject,
+        sites: Sites,
+        deadline: float,
+        note: Note,
+        least: int,
     ) -> ServerSession:
         """A new attempt with the masks that were made ahead.
 
@@ -177,7 +217,7 @@ class MaskedSums:
         assert self._ahead is not None
         (attempt, peers, adverts), self._ahead = self._ahead, None
         session = ServerSession(attempt, self.parameters, peers, subject)
-        session.enrol(adverts, list(here))
+        session.enrol(adverts, list(here), least)
         self.store.keep(session)
         return session
 
@@ -227,6 +267,8 @@ class MaskedSums:
         deadline: float,
         requests: Requests,
         note: Note,
+        length: int,
+        least: int,
     ) -> dict[str, str]:
         """Add up the masked values as they come; returns the hash of the model that each site keeps."""
         session.survivors, session.total = [], None
@@ -248,11 +290,11 @@ class MaskedSums:
 
         for name, reply in yield_answers(grid, self.exchange, messages, MaskedReply, deadline, note, check):
             try:
-                session.add(name, _read_words(reply))
+                session.add(name, _read_words(reply), length)
                 models[name] = reply.model
             except ProtocolError as error:
                 note(name, str(error))
-        session.close()
+        session.close(least)
         self.store.keep(session, total=True)
         return models
 
@@ -307,8 +349,11 @@ class MaskedSums:
                 )
                 session.add_opening(name, given)
         self._take_shares(shares)
-        self.store.keep(session)
-        return session.open()
+        try:
+            return session.open(note)
+        finally:
+            # without the shares that were found to be false
+            self.store.keep(session)
 
     def _stamp(self, stamp: Stamp, session: ServerSession) -> dict[str, Any]:
         """The stamp of the round in which the attempt began."""

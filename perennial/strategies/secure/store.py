@@ -1,7 +1,8 @@
 """The server's record of masked sums on disk, so that a killed run goes on in the phase it was in.
 
-Three things: the number of the last attempt, the sum in progress, and the last opened sums, which a run that
-goes back to an older checkpoint takes without asking the sites again; they would refuse.
+Four things: the number of the last attempt, the sum in progress, the sites of sums that were of no use, and
+the last opened sums, which a run that goes back to an older checkpoint takes without asking the sites again;
+they would refuse.
 """
 
 import json
@@ -71,7 +72,7 @@ class SumStore:
 
     def find_session(self, subject: Subject) -> ServerSession | None:
         """The stored sum in progress, if it is about this model and statistic; else None."""
-        values = self._read("session", None)
+        values = self._read_session()
         if values is None or self._folder is None:
             return None
         session = ServerSession.from_json(values, None)
@@ -84,7 +85,7 @@ class SumStore:
     @property
     def pending(self) -> Subject | None:
         """The sum whose opening sites were asked for without success; None if there is none."""
-        values = self._read("session", None)
+        values = self._read_session()
         if values is None or not values["opening"]:
             return None
         subject = Subject(**values["subject"])
@@ -113,6 +114,18 @@ class SumStore:
                 path.unlink()
                 path.with_suffix(".bin").unlink(missing_ok=True)
 
+    def keep_refused(self, subject: Subject, session: ServerSession) -> None:
+        """Store that this attempt's sum is of no use, in place of the sum; it is no more in progress."""
+        facts = {"statistic": subject.statistic, "model": subject.model, "sites": session.survivors}
+        self._write(_name_refused(session.attempt.number), facts)
+
+    def list_refused(self, statistic: str, model: str) -> list[frozenset[str]]:
+        """The sites of each sum of a statistic about a model that was of no use."""
+        paths = [] if self._folder is None else sorted(self._folder.glob("refused-*.json"))
+        kept = [json.loads(path.read_bytes()) for path in paths]
+        about = statistic, model
+        return [frozenset(facts["sites"]) for facts in kept if (facts["statistic"], facts["model"]) == about]
+
     def list_opened(self, statistic: str, model: str) -> list[Opened]:
         """The stored opened sums of a statistic about a model, oldest first; no site is in two of them."""
         found = []
@@ -123,6 +136,11 @@ class SumStore:
                 names = (tuple(facts[key]) for key in ("survivors", "roster", "models"))
                 found.append(Opened(words, *names, attempt=facts["attempt"]))
         return found
+
+    def _read_session(self) -> Any:
+        values = self._read("session", None)
+        over = values is not None and self._read(_name_refused(values["attempt"]["number"]), None)
+        return None if over else values
 
     def _read(self, name: str, default: Any) -> Any:
         path = None if self._folder is None else self._folder / f"{name}.json"
@@ -136,6 +154,10 @@ class SumStore:
     def _write(self, name: str, value: Any) -> None:
         if self._folder is not None:
             replace_file(self._folder / f"{name}.json", json.dumps(value).encode())
+
+
+def _name_refused(number: int) -> str:
+    return f"refused-{number:08d}"
 
 
 def _write_words(path: Path, words: Words) -> None:
