@@ -12,12 +12,13 @@ import base64
 import datetime
 import json
 import logging
+import resource
 import ssl
 import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,33 +35,41 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perennial.deploy.certificates import convert_to_pem, read_validity
-from perennial.deploy.control import PROTOBUF, RunBook, encode_fields, parse_runs
+from perennial.deploy.control import PROTOBUF, RunBook, decode_fields, encode_fields, parse_runs
 from perennial.deploy.federation import OperatorFolder, SiteRecord
 from perennial.deploy.handshake import CLOCK, CONNECTED, REVOKED, UNREGISTERED
 from perennial.deploy.superlink import STATUS
+from perennial.deploy.traffic import CONNECTIONS, MIB, Connection, Room, cut_body, read_body, send_answer
 from perennial.foundation.errors import PerennialError, clean_text
 from perennial.foundation.files import replace_file
 from perennial.foundation.heartbeat import BEAT, renew
 
 log = logging.getLogger("perennial.gateway")
-KIB, MIB = 2**10, 2**20
+KIB = 2**10
 FLEET = {
     b"/v1/fleet/activate-node": 64 * KIB,
     b"/v1/fleet/deactivate-node": 64 * KIB,
     b"/v1/fleet/send-node-heartbeat": 64 * KIB,
     b"/v1/fleet/pull-messages": 64 * KIB,
-    b"/v1/fleet/push-messages": 64 * MIB,
+    b"/v1/fleet/push-messages": 256 * KIB,
     b"/v1/fleet/get-run": 64 * KIB,
     b"/v1/fleet/get-fab": 64 * KIB,
-    b"/v1/fleet/push-object": 1024 * MIB,
+    b"/v1/fleet/push-object": 512 * MIB,
     b"/v1/fleet/pull-object": 64 * KIB,
     b"/v1/fleet/confirm-message-received": 64 * KIB,
 }
-"""Every path that passes, and the most bytes of its body. A site registers at the operator, not by itself."""
+"""Every path that passes, and the most bytes of its body. A site registers at the operator, not by itself.
+
+Flower cuts arrays into objects of 5 MiB. A reply has as many objects as their names, of 68 bytes, fit into
+push-messages: about 3,800, which keep the SuperLink busy for 7 s.
+"""
 ADMISSION = b"/admission"
 """Answered here, to a registered site: is a SuperNode connected with its key."""
 ACTIVATE, DEACTIVATE = "/v1/fleet/activate-node", "/v1/fleet/deactivate-node"
 PULL = "/v1/fleet/pull-messages"
+SAME_AGAIN = {b"/v1/fleet/pull-object", b"/v1/fleet/get-fab"}
+"""Large answers. They may be refused when they are there, because asking again changes nothing."""
+REPLY, OBJECT = "/v1/fleet/push-messages", "/v1/fleet/push-object"
 LIST_RUNS = "/v1/control/list-runs"
 KEY, SIGNATURE, TIME = "flwr-public-key", "flwr-signature", "flwr-timestamp"
 WINDOW = (-5.0, 305.0)
@@ -71,6 +80,12 @@ LOOKS = (0.1, 1.0)
 """Seconds between two looks for a message: a tenth of the time since the node's last one, within these."""
 WAITS = (0.2, 0.4, 0.8)
 """Seconds after which an answer 500, as from a busy database, is asked for again."""
+REPLY_BYTES, REPLY_TREES = 2048 * MIB, 8
+"""For each message that a site gets: the most bytes of objects that are stored, and the most lists of them.
+
+Flower's client sends the list again if the answer to it was lost."""
+AT_ONCE = 4
+"""Messages whose replies a site may have outstanding."""
 SILENT = 40.0
 """Seconds without a request after which a site is silent, and its SuperNode dead for one that comes.
 
@@ -81,12 +96,14 @@ While its app works, it beats every 20 to 27."""
 class Seen:
     """One site's node as its requests show it. last: time of its newest answer; 0 before the first.
 
-    waiting: questions for messages that wait here.
+    waiting: questions for messages that wait here. bytes, trees: what it may still store for its replies.
     """
 
     last: float = 0.0
     message: float = 0.0
     waiting: int = 0
+    bytes: int = REPLY_BYTES
+    trees: int = REPLY_TREES
 
 
 class Keys:
@@ -125,7 +142,7 @@ class Gateway:
         self._keys, self._book = Keys(folder), RunBook(folder.apps)
         self.seen: defaultdict[str, Seen] = defaultdict(Seen)
         """By Flower's number of a node: a site that comes back with a new key is a new node."""
-        self._arrived = asyncio.Event()
+        self._arrived, self._room = asyncio.Event(), Room()
 
     def app(self) -> ASGIApp:
         """The ASGI application: requests go to answer(); whatever is no HTTP is refused."""
@@ -135,14 +152,19 @@ class Gateway:
             if scope["type"] == "lifespan":
                 await starlette(scope, receive, send)
             elif scope["type"] == "http":
-                await (await self.answer(Request(scope, receive)))(scope, receive, send)
+                with ExitStack() as held:
+                    answer = await self.answer(Request(scope, receive), held)
+                    await send_answer(answer, scope, receive, send)
             else:  # an upgrade to a web socket
                 await send({"type": "websocket.close", "code": 1008})
 
         return serve
 
-    async def answer(self, request: Request) -> Response:
-        """Answer one request; one that may not pass is answered here, and the SuperLink never sees it."""
+    async def answer(self, request: Request, held: ExitStack) -> Response:
+        """Answer one request; one that may not pass is answered here, and the SuperLink never sees it.
+
+        held: keeps the room that the request takes until the answer has been sent.
+        """
         try:
             path = request.scope.get("raw_path", b"")
             if (path not in FLEET and path != ADMISSION) or request.scope["query_string"]:
@@ -156,8 +178,12 @@ class Gateway:
             name = self._identify(request.headers)
             if path == ADMISSION:
                 return PlainTextResponse("free" if self._silent_since(name) is not None else "connected")
-            body = await _read(request, FLEET[path])
-            return await self._pass(path.decode("ascii"), name, body, request)
+            take = held.enter_context(self._room.enter(name))
+            body = await read_body(request, FLEET[path], take)
+            answer = await self._pass(path.decode("ascii"), name, body, request)
+            if path in SAME_AGAIN:
+                take(len(answer.body))
+            return answer
         except Refusal as refusal:
             return PlainTextResponse(f"{refusal.detail}\n", refusal.status_code)
         except ClientDisconnect:
@@ -183,10 +209,15 @@ class Gateway:
             raise Refusal(401, CLOCK)
         return name
 
-    async def _pass(self, path: str, name: str, body: bytes, request: Request) -> Response:
+    async def _pass(self, path: str, name: str, body: bytes | bytearray, request: Request) -> Response:
         seen, headers = self._find_seen(name), request.headers
         passed = {key: value for key, value in headers.items() if key.startswith("flwr-")}
         passed["content-type"] = headers.get("content-type", PROTOBUF)
+        if path == REPLY:
+            _check_reply(bytes(body), int(self._keys.records[name].node))
+        if (path == REPLY and seen.trees < 1) or (path == OBJECT and seen.bytes < len(body)):
+            log.warning("%s: a reply is larger than may be", name)
+            raise Refusal(413, "the reply is too large")
         if path == ACTIVATE:
             reply = await self._admit_node(name, seen, body, passed)
         elif path == PULL:
@@ -195,12 +226,15 @@ class Gateway:
             reply = await self._ask(path, body, passed)
         if reply.is_success:
             seen.last = 0.0 if path == DEACTIVATE else time.time()
+            seen.trees -= path == REPLY
+            # Flower answers nothing where it has not stored the object
+            seen.bytes -= len(body) if path == OBJECT and reply.content else 0
         kept = {key: value for key, value in reply.headers.items() if key.startswith("flwr-")}
         kind = reply.headers.get("content-type", PROTOBUF)
         return Response(reply.content, reply.status_code, kept, media_type=kind)
 
     async def _admit_node(
-        self, name: str, seen: Seen, body: bytes, headers: dict[str, str]
+        self, name: str, seen: Seen, body: bytes | bytearray, headers: dict[str, str]
     ) -> httpx.Response:
         """Let a node in; where only its killed predecessor stands in the way, sign off for that first."""
         reply = await self._ask(ACTIVATE, body, headers)
@@ -216,7 +250,7 @@ class Gateway:
         return reply
 
     async def _pull(
-        self, seen: Seen, body: bytes, headers: dict[str, str], request: Request
+        self, seen: Seen, body: bytes | bytearray, headers: dict[str, str], request: Request
     ) -> httpx.Response:
         """Hold a question until there is a message, HOLD seconds have passed, or nobody asks any more."""
         until = time.monotonic() + HOLD
@@ -227,6 +261,8 @@ class Gateway:
                 reply = await self._ask(PULL, body, headers)
                 if reply.is_success and reply.content:
                     seen.message = time.time()
+                    seen.bytes = min(seen.bytes + REPLY_BYTES, AT_ONCE * REPLY_BYTES)
+                    seen.trees = min(seen.trees + REPLY_TREES, AT_ONCE * REPLY_TREES)
                     # a round is for all sites at once: whoever waits looks now
                     self._arrived = asyncio.Event()
                     arrived.set()
@@ -242,13 +278,14 @@ class Gateway:
         finally:
             seen.waiting -= 1
 
-    async def _ask(self, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
+    async def _ask(self, path: str, body: bytes | bytearray, headers: dict[str, str]) -> httpx.Response:
+        headers = headers | {"content-length": str(len(body))}
         for wait in WAITS:
-            reply = await self._upstream.post(path, content=body, headers=headers)
+            reply = await self._upstream.post(path, content=cut_body(body), headers=headers)
             if reply.status_code != 500:
                 return reply
             await asyncio.sleep(wait)
-        return await self._upstream.post(path, content=body, headers=headers)
+        return await self._upstream.post(path, content=cut_body(body), headers=headers)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -295,19 +332,57 @@ class Gateway:
         return None if seen.waiting or time.time() - seen.last < SILENT else round(seen.last, 1)
 
 
-async def _read(request: Request, most: int) -> bytes:
-    """The body. Raises Refusal (413) once it is longer than `most` bytes, said or not."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise Refusal(413, f"the body is longer than {most} bytes")
-        parts.append(part)
-    return b"".join(parts)
+def _check_reply(body: bytes, node: int) -> None:
+    """Raise Refusal unless push-messages holds one reply, from this node, and the list of its own objects.
+
+    Flower looks whose key signed the request, and not at the sender in the message: without a message that it
+    answers, and from node 1, it would be the server's to another site.
+    """
+    try:
+        (first, message), (second, tree) = [part for part in decode_fields(body) if part[0] in (2, 3)]
+        facts = _decode_once(_decode_once(message)[1])
+        roots = [root for number, root in decode_fields(tree) if number == 1]
+        # whoever reads text ignores a number in its place
+        answers = isinstance(facts[5], bytes) and facts[5] != b""
+        if not answers or (first, second, facts[3], roots) != (2, 3, node, [facts[2]]):
+            raise ValueError("no reply of this node")
+    except (KeyError, TypeError, ValueError):
+        raise Refusal(400, "found no single reply of this site") from None
+
+
+def _decode_once(data: bytes) -> dict[int, Any]:
+    """The fields by number. Raises ValueError where one stands twice: Flower may take the other one."""
+    fields = decode_fields(data)
+    if len(fields) != len(dict(fields)):
+        raise ValueError("a field stands twice")
+    return dict(fields)
+
+
+def make_settings(folder: OperatorFolder) -> dict[str, Any]:
+    """How uvicorn serves the application."""
+    return {
+        "host": folder.federation.fleet_host,
+        "port": folder.federation.fleet_port,
+        "loop": "perennial.deploy.traffic:make_loop",
+        "http": Connection,
+        "ws": "none",
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "proxy_headers": False,
+        "ssl_certfile": folder.certificates / "server.pem",
+        "ssl_keyfile": folder.certificates / "server.key",
+        "limit_concurrency": CONNECTIONS,
+        "timeout_graceful_shutdown": 5,
+    }
 
 
 def main(path: Path) -> None:
     """Serve until this process is asked to end."""
+    wanted, (soft, hard) = 4 * CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:  # 1,024 under systemd
+        most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     logging.basicConfig(format="%(levelname)s %(asctime)s: %(message)s", level=logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     folder = OperatorFolder(path)
@@ -317,21 +392,7 @@ def main(path: Path) -> None:
     upstream = httpx.AsyncClient(
         base_url=f"https://127.0.0.1:{federation.control_port}", verify=trust, timeout=120, limits=limits
     )
-    uvicorn.run(
-        Gateway(folder, upstream).app(),
-        host=federation.fleet_host,
-        port=federation.fleet_port,
-        http="h11",
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        ssl_certfile=certificates / "server.pem",
-        ssl_keyfile=certificates / "server.key",
-        limit_concurrency=4096,
-        timeout_graceful_shutdown=5,
-    )
+    uvicorn.run(Gateway(folder, upstream).app(), **make_settings(folder))
 
 
 if __name__ == "__main__":

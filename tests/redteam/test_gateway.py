@@ -3,25 +3,17 @@
 import asyncio
 import base64
 import json
-import socket
 import ssl
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-import uvicorn
-from cryptography.hazmat.primitives.asymmetric import ec
-from starlette.requests import Request
 from starlette.responses import Response
 
 from perennial.deploy.certificates import encode_public_line, make_node_key
-from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
-from perennial.deploy.gateway import FLEET, LIST_RUNS, PULL, Gateway
+from perennial.deploy.federation import SiteRecord
+from perennial.deploy.gateway import FLEET, PULL, REPLY
 from perennial.deploy.handshake import (
     CLOCK,
     CONNECTED,
@@ -31,10 +23,8 @@ from perennial.deploy.handshake import (
     sign_headers,
 )
 from perennial.foundation.errors import StateError
+from tests.gateway_world import NODE, World, make_reply, serve_world
 
-NODE = str(2**64 - 7)
-"""Flower's number of graz."""
-NAMES = ("graz", "linz", "wels")
 ALLOWED = {path.decode() for path in FLEET}
 OTHERS = (
     "/v1/control/list-runs",
@@ -44,88 +34,10 @@ OTHERS = (
 )
 
 
-@dataclass
-class World:
-    """A federation's gateway on a port, before a SuperLink that notes what reaches it."""
-
-    folder: OperatorFolder
-    keys: dict[str, ec.EllipticCurvePrivateKey]
-    port: int = 0
-    reached: list[tuple[str, str, bytes]] = field(default_factory=list)
-    answers: list[Response] = field(default_factory=list)
-    gateway: Gateway | None = None
-
-    async def superlink(self, scope: Any, receive: Any, send: Any) -> None:
-        request = Request(scope, receive)
-        body = await request.body()
-        path = scope["raw_path"].decode()
-        if path == LIST_RUNS:
-            await Response(b"")(scope, receive, send)
-            return
-        self.reached.append((request.method, path, body))
-        answer = self.answers.pop(0) if self.answers else Response(b"answer")
-        await answer(scope, receive, send)
-
-    @property
-    def authority(self) -> Path:
-        return self.folder.certificates / "ca.crt"
-
-    def post(self, path: str, key: str | None = "graz", method: str = "POST", **more: Any) -> httpx.Response:
-        """A request with the path as it stands: httpx normalises nothing of a raw path."""
-        headers = sign_headers(self.keys[key]) if key else {}
-        context = ssl.create_default_context(cafile=self.authority)
-        with httpx.Client(verify=context, timeout=30) as client:
-            url = httpx.URL(f"https://127.0.0.1:{self.port}").copy_with(raw_path=path.encode())
-            headers |= more.pop("headers", {})
-            return client.request(method, url, content=more.pop("content", b""), headers=headers)
-
-    def raw(self, request: bytes) -> bytes:
-        """The first bytes that come back for bytes on a TLS connection."""
-        context = ssl.create_default_context(cafile=self.authority)
-        with (
-            socket.create_connection(("127.0.0.1", self.port), 10) as plain,
-            context.wrap_socket(plain, server_hostname="127.0.0.1") as there,
-        ):
-            there.sendall(request)
-            try:
-                return there.recv(4096)
-            except OSError:
-                return b""
-
-    def signed(self, key: str = "graz") -> bytes:
-        return "".join(
-            f"{name}: {value}\r\n" for name, value in sign_headers(self.keys[key]).items()
-        ).encode()
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    settings = Federation(name="trials", hosts=("127.0.0.1",), runtime="process")
-    folder = create_operator_folder(tmp_path_factory.mktemp("gateway") / "operator", settings, 2)
-    keys = {name: make_node_key() for name in (*NAMES, "stranger")}
-    for name in NAMES:
-        folder.add_site(name, encode_public_line(keys[name]))
-    folder.write_site("graz", SiteRecord(state="registered", node=NODE))
-    folder.write_site("linz", SiteRecord(state="revoked", node="2"))
-    world = World(folder, keys)
-    client = httpx.AsyncClient(
-        transport=httpx.ASGITransport(app=world.superlink), base_url="https://superlink"
-    )
-    world.gateway = Gateway(folder, client)
-    tls = {
-        "ssl_certfile": folder.certificates / "server.pem",
-        "ssl_keyfile": folder.certificates / "server.key",
-    }
-    more: dict[str, Any] = {"http": "h11", "ws": "none", "log_config": None, "access_log": False, **tls}
-    server = uvicorn.Server(uvicorn.Config(world.gateway.app(), host="127.0.0.1", port=0, **more))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    world.port = server.servers[0].sockets[0].getsockname()[1]
-    yield world
-    server.should_exit = True
-    thread.join(10)
+    with serve_world(tmp_path_factory.mktemp("gateway") / "operator") as world:
+        yield world
 
 
 @pytest.fixture
@@ -136,9 +48,10 @@ def world(served: World) -> World:
 
 
 def test_a_registered_site_reaches_the_fleet_and_nothing_else(world: World) -> None:
-    for path in sorted(ALLOWED):
-        assert world.post(path, content=b"asked").content == b"answer"
-    assert world.reached == [("POST", path, b"asked") for path in sorted(ALLOWED)]
+    asked = {path: make_reply() if path == REPLY else b"asked" for path in sorted(ALLOWED)}
+    for path, content in asked.items():
+        assert world.post(path, content=content).content == b"answer"
+    assert world.reached == [("POST", path, content) for path, content in asked.items()]
     world.reached.clear()
     for path in OTHERS:
         assert world.post(path).status_code == 404
