@@ -182,12 +182,3 @@ def test_a_withdrawal_in_one_cluster_ends_what_every_cluster_has_learnt_from_the
     assert checkpoint.strategy["aggregator-0/withdrawals"] == 1
     assert checkpoint.strategy["aggregator-1/withdrawals"] == 1
     assert checkpoint.strategy["base/withdrawals"] == 1
-
-
-@pytest.mark.slow
-def test_the_bits_do_not_depend_on_workers(tmp_path: Path) -> None:
-    hashes = {run_in_process(settings(tmp_path, f"{n}"), workers=n)["model_sha256"] for n in (1, 2)}
-    assert len(hashes) == 1
-    for cluster in (0, 1):
-        models = [cluster_model(tmp_path, cluster, str(n)) for n in (1, 2)]
-        assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])

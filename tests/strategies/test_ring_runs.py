@@ -1,5 +1,4 @@
-"""Whole small runs of a ring: the same bits after a kill between two hops, with workers, and beside
-FedAvg."""
+"""Whole small runs of a ring: the same bits after a kill between two hops, and beside FedAvg."""
 
 from pathlib import Path
 from typing import Any
@@ -128,10 +127,3 @@ def test_a_free_rider_is_named_and_a_label_flipper_has_the_least_value(tmp_path:
     assert min(values, key=values.__getitem__) == "site-2"
     assert summary["contribution"]["site-1"]["flag"] == "null update"
     assert summary["contribution"]["site-2"]["flag"] is None, "in a ring a value accuses nobody"
-
-
-@pytest.mark.slow
-def test_workers_do_not_change_the_bits(tmp_path: Path) -> None:
-    settings = [RunSettings(write(tmp_path), runs=str(tmp_path / f"workers-{n}")) for n in (1, 2)]
-    summaries = [run_in_process(each, workers=workers) for workers, each in enumerate(settings, start=1)]
-    assert without_times(summaries[0]) == without_times(summaries[1])
