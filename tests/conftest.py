@@ -76,8 +76,8 @@ def state_of_the_user(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyt
 
 REPEATED = {
     *("test_cohort_runs", "test_secure_analytic", "test_pp_fcil", "test_rivals_runs", "test_compositions"),
-    *("test_durability", "test_resume", "test_consolidation", "test_class_means", "test_bayesian_record"),
-    *("test_noised_sums", "test_golden", "test_crash_windows", "test_privacy_attacks", "test_run_epsilon"),
+    *("test_durability", "test_resume", "test_consolidation", "test_bayesian_record"),
+    *("test_noised_sums", "test_golden", "test_privacy_attacks", "test_run_epsilon"),
 }
 """Modules that compare private runs to the bit, in one process."""
 

@@ -12,7 +12,7 @@ from perennial.foundation.errors import ConfigError, suggest_nearest
 from perennial.foundation.plain import FiniteBlock, Plain
 
 CLASSIFICATIONS = (
-    *("ce", "balanced_softmax", "icarl_bce", "current_softmax", "gradient_compensation"),
+    *("ce", "balanced_softmax", "icarl_bce", "gradient_compensation"),
     "task_temperatures",
 )
 _ROUNDING = 1e-9
@@ -98,8 +98,7 @@ class Classification(FiniteBlock):
     """The loss over the labels."""
 
     name: Annotated[str, AfterValidator(_check_classification)] = "ce"
-    """current_softmax: cross entropy over the classes of the current task alone; not with a memory.
-    gradient_compensation: GLFC's, in which a sample counts by its gradient among old or among new classes.
+    """gradient_compensation: GLFC's, in which a sample counts by its gradient among old or among new classes.
     task_temperatures: FedCBDR's; old and new classes have a temperature and a weight each."""
     scale: float = Field(default=1.0, ge=0)
     """balanced_softmax: multiplies the log-prior; 0 is plain cross entropy over the classes
@@ -244,11 +243,6 @@ class LearnerConfig(FiniteBlock):
     def _check_memory(self) -> "LearnerConfig":
         if self.classifier == "nearest_mean" and self.memory is None:
             raise ValueError("classifier nearest_mean classifies by exemplars; it needs `memory`")
-        if self.classification.name == "current_softmax" and self.memory is not None:
-            raise ValueError(
-                "classification current_softmax has no place for exemplars of earlier classes; "
-                "allowed with `memory: null`"
-            )
         return self
 
     def drop_idle_terms(self, progress: float) -> "LearnerConfig":

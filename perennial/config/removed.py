@@ -86,6 +86,7 @@ STRATEGIES: dict[tuple[str, str], Removed] = {
     ("multi_factor", "kappa"): Removed(0.5, "Recency is exp(-0.5 rounds late)."),
     ("clustered_personalisation", "sparsity_delta"): Removed(1e-5, "The noise has delta 1e-5."),
     ("pfa", "sparsity_delta"): Removed(1e-5, "The noise has delta 1e-5."),
+    ("digest_synthesis", "weights"): Removed("uniform", "Every site counts alike, absent or not."),
     ("digest_synthesis", "recall_epochs"): Removed(1, "Digests are recalled once."),
     ("serial_ring", "link"): Removed(None, "The summary counts bytes; divide them by the link's rate."),
     ("clustered_personalisation", "batch_norm"): Removed("shared", "Name the layers in `personal`."),

@@ -21,9 +21,6 @@ from perennial.privacy.noised_counts import round_to_samples
 from perennial.privacy.secure.keys import Words
 from perennial.privacy.shared_noise import SharedNoise
 
-CLASS_SUM_STEP = 2.0**-40
-"""Of sums of unit features: 2^23 samples of a class fit."""
-
 
 @dataclass(frozen=True)
 class UpdateWords:

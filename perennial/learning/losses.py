@@ -216,25 +216,6 @@ class BalancedSoftmax(Loss):
         return F.cross_entropy(logits + prior, labels, reduction="none")
 
 
-class CurrentSoftmax(Loss):
-    """Cross entropies over the classes of the current task alone: old rows of the head get no gradient.
-
-    Raises ValueError on a label of an earlier task. Masana et al. 2020 (arXiv 2010.15277), equation 5; Li and
-    Hoiem 2016 (arXiv 1606.09282) use it with distillation.
-    """
-
-    alone = True
-
-    def __call__(self, batch: Batch) -> Tensor:
-        logits, labels, first = batch.logits, batch.labels, batch.first_class
-        if _has_outside(labels, first, logits.shape[1]):
-            raise ValueError(
-                f"labels: found {labels.min()} to {labels.max()}, allowed {first} to "
-                f"{logits.shape[1] - 1}; a lower one is of an earlier task"
-            )
-        return F.cross_entropy(logits[:, first:], labels - first, reduction="none")
-
-
 class IcarlBce(Loss):
     """Binary cross entropies (B, M) whose targets for old classes are the previous model's outputs.
 
@@ -319,7 +300,6 @@ LOSSES: dict[str, type[Loss]] = {
     "ce": CrossEntropy,
     "balanced_softmax": BalancedSoftmax,
     "icarl_bce": IcarlBce,
-    "current_softmax": CurrentSoftmax,
     "gradient_compensation": GradientCompensation,
     "task_temperatures": TaskTemperatures,
 }

@@ -227,10 +227,6 @@ class Scores:
         sums = np.bincount(self.labels, self.values(utility), minlength=self.classes)
         return [float(s / n) if n else None for s, n in zip(sums, samples, strict=True)]
 
-    @property
-    def balanced_accuracy(self) -> float:
-        return average_classes(self.by_class("accuracy"))
-
     def change(self, before: "Scores", utility: Utility) -> tuple[float, float]:
         """(balanced utility minus that of `before`, its standard error), both of the same samples."""
         moved = self.values(utility) - before.values(utility)

@@ -46,30 +46,29 @@ def infer_labels(head_gradient: Tensor, count: int) -> Tensor:
     return order[torch.arange(count) % len(order)]
 
 
+SMOOTHNESS = 1e-4
+"""Weight of total variation, which stands in for what natural images look like."""
+
+
 def invert_gradient(
     model: nn.Module,
     gradient: Mapping[str, Tensor],
     shape: tuple[int, int, int],
     generator: torch.Generator,
     *,
-    labels: Tensor | None = None,
     head: str = "head.weight",
-    restarts: int = 1,
     steps: int = 400,
-    smoothness: float = 1e-4,
 ) -> Inversion:
-    """Images in [0, 1] whose gradient has the direction of the released one.
+    """An image in [0, 1] whose gradient has the direction of the released one.
 
     model: the one that the release was computed from, taking images in [0, 1] and giving logits. gradient: by
-    parameter name; of an update pass its negative. shape: (C, H, W). labels: (B,), or None to infer that
-    of one image from the entry `head`.
-    smoothness: weight of total variation, which stands in for what natural images look like.
+    parameter name; of an update pass its negative. shape: (C, H, W). head: names the entry from which the
+    label follows.
     """
     names = list(gradient)
     target = torch.cat([gradient[name].reshape(-1) for name in names])
     direction = target / target.norm().clamp_min(1e-12)
-    if labels is None:
-        labels = infer_labels(gradient[head], 1)
+    labels = infer_labels(gradient[head], 1)
     weights = {name: value.detach().clone().requires_grad_() for name, value in model.named_parameters()}
     frozen = {name: value.detach() for name, value in model.named_buffers()}
 
@@ -78,12 +77,9 @@ def invert_gradient(
         parts = torch.autograd.grad(value, [weights[name] for name in names], create_graph=True)
         guess = torch.cat([part.reshape(-1) for part in parts])
         cosine = guess @ direction / guess.norm().clamp_min(1e-12)
-        return 1 - cosine + smoothness * total_variation(images)
+        return 1 - cosine + SMOOTHNESS * total_variation(images)
 
-    found = [
-        search_images(compute_objective, (len(labels), *shape), generator, steps) for _ in range(restarts)
-    ]
-    images, distance = min(found, key=lambda result: result[1])
+    images, distance = search_images(compute_objective, (1, *shape), generator, steps)
     return Inversion(images, labels, distance)
 
 

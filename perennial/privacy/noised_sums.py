@@ -38,27 +38,6 @@ def compute_sensitivity(width: int, blocks: Blocks = BLOCKS) -> float:
     return math.hypot(a * (1 + width / STEPS), b, c)
 
 
-def compute_replacement(width: int, blocks: Blocks = BLOCKS, *, signed: bool = True) -> float:
-    """L2 change of (a G, b S, c n) when one sample is replaced by another, of the same class or not.
-
-    signed: features can be negative. Between classes the square is at most 2 (a^2 + b^2 + c^2). Within a
-    class, for features of length 1 whose cosine is t, it is a^2 (2 - 2 t^2) + b^2 (2 - 2 t), which is less
-    for t >= 0, as features that are never negative have. Signed ones reach t = -1: at the default weights 4
-    against 2.58. Shorter features move less where b^2 >= 2 a^2, because the square is then convex in either
-    length; otherwise a^2 + 4 b^2 bounds them.
-    """
-    a, b, c = blocks
-    within = 0.0
-    if signed:
-        cosine = -1.0 if b * b >= 2 * a * a else -b * b / (2 * a * a)
-        within = a * a * (2 - 2 * cosine * cosine) + b * b * (2 - 2 * cosine)
-        if b * b < 2 * a * a:
-            within = max(within, a * a + 4 * b * b)
-    moved = max(2 * (a * a + b * b + c * c), within)
-    rounded = a * width / STEPS
-    return math.sqrt(moved + 2 * math.sqrt(2) * a * rounded + rounded**2)
-
-
 @dataclass(frozen=True)
 class SumsNoise:
     """Standard deviations on the diagonal of the products, on sums and on counts, in units of the values.

@@ -10,7 +10,7 @@ from perennial.privacy.composition import compose
 from perennial.privacy.config import Mode, PrivacyConfig
 from perennial.privacy.entries import Entry
 
-# A path is `Message.field`. `tests/twins` gives two copies of a site, which differ in
+# A path is `Message.field`. `tests/privacy/twins` gives two copies of a site, which differ in
 # one record, the same requests: what differs in their answers is covered by a charge or listed here, or it
 # fails.
 
@@ -47,7 +47,7 @@ UNCOVERED = (
         r"details are in this site's own log",
     ),
     Uncovered(
-        r"DigestReply\.digests (shape|regrouped)",
+        r"DigestReply\.digests shape",
         "how many digests a site lends, and which samples they mix, which follow the number of samples of "
         "the task: noise on digests hides a sample that is replaced in its row alone, and a site with a "
         "demand or a budget sends none",

@@ -23,11 +23,10 @@ from perennial.server.checkpoint import BEFORE, CHECKPOINT, LATEST, load_checkpo
 from perennial.server.run_states import State
 
 
-def plan_registry(experiment: Experiment, earlier: Registry | None = None) -> Registry:
-    """The registry of the experiment's classes and tasks, which continues that of an earlier run, if any.
+def plan_registry(experiment: Experiment) -> Registry:
+    """The registry of the experiment's classes and tasks.
 
-    Reads the data, unless they are at the sites alone. Raises ConfigError if data.classes is missing then, or
-    the earlier registry does not fit.
+    Reads the data, unless they are at the sites alone. Raises ConfigError if data.classes is missing then.
     """
     data = experiment.data
     if data.only_at_sites:
@@ -35,8 +34,8 @@ def plan_registry(experiment: Experiment, earlier: Registry | None = None) -> Re
             raise ConfigError(
                 "data.classes: missing; a server without data needs the registry of class names"
             )
-        return build_registry(data.classes, experiment.tasks, experiment.seed, earlier)
-    return build(data, experiment.tasks, experiment.seed, earlier).registry
+        return build_registry(data.classes, experiment.tasks, experiment.seed)
+    return build(data, experiment.tasks, experiment.seed).registry
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def test_a_claim_that_digests_would_break_is_refused() -> None:
 
 
 class WithdrawingGrid(InProcessGrid):
-    """site-1 withdraws its digests with its reply in round 2; it is away from round 3."""
+    """site-1 withdraws its digests with its reply in round 2."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         request = self._queue[0] if self._queue else None

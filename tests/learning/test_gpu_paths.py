@@ -131,7 +131,6 @@ LEARNERS: dict[str, tuple[LearnerConfig, dict[str, Any]]] = {
     "moved images": (learner(), {"augmentation": MOVED}),
     "balanced softmax": (learner(classification="balanced_softmax"), {}),
     "balanced memory": (learner(memory={"per_class": 2, "balanced": True}), {}),
-    "current softmax": (learner(classification="current_softmax"), {"first_class": 2}),
     "gradient compensation": (learner(classification="gradient_compensation"), {"first_class": 2}),
     "icarl": (learner(classification="icarl_bce"), {"teacher": frozen()}),
     "distillation": (learner(distillation={}), {"teacher": frozen(), "augmentation": MOVED}),

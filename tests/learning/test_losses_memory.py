@@ -9,13 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.client.exemplars import select_by_herding, select_nearest
-from perennial.config.learner import LearnerConfig
 from perennial.foundation.errors import ConfigError
 from perennial.learning import losses
 from perennial.learning.losses import (
     BalancedSoftmax,
     Batch,
-    CurrentSoftmax,
     GradientCompensation,
     TaskTemperatures,
     compute_contrastive,
@@ -52,10 +50,6 @@ def balanced_softmax(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
     loss = BalancedSoftmax()
     loss.prior = prior
     return loss.mean(Batch(logits, labels, logits))
-
-
-def current_softmax(logits: Tensor, labels: Tensor, first_class: int) -> Tensor:
-    return CurrentSoftmax().mean(Batch(logits, labels, logits, first_class=first_class))
 
 
 def gradient_compensation(logits: Tensor, labels: Tensor, first_class: int) -> Tensor:
@@ -109,30 +103,6 @@ def test_relations_of_classes_by_hand() -> None:
     assert float(relation_distillation(logits, labels, old_logits, 1.0)) == pytest.approx(float(expected))
     agreeing = targets.clamp(min=1e-30).log()
     assert float(relation_distillation(agreeing, labels, old_logits, 1.0)) == pytest.approx(0.0, abs=1e-6)
-
-
-def test_the_softmax_of_the_current_task_leaves_old_rows_alone() -> None:
-    logits = torch.tensor([[3.0, -1.0, 0.5, 1.5]], requires_grad=True)
-    labels = torch.tensor([3])
-    loss = current_softmax(logits, labels, 2)
-    assert float(loss) == pytest.approx(math.log(1 + math.exp(-1.0)), abs=1e-6)
-    shifted = logits.detach() + torch.tensor([[7.0, 7.0, 0.0, 0.0]])
-    assert torch.equal(current_softmax(shifted, labels, 2), loss.detach())
-    loss.backward()
-    assert logits.grad is not None
-    assert logits.grad[0, :2].tolist() == [0.0, 0.0]
-    assert float(logits.grad[0, 3]) < 0
-    with pytest.raises(ValueError, match="found 1 to .* of an earlier task"):
-        current_softmax(logits, torch.tensor([1]), 2)
-    with pytest.raises(ValueError, match="no place for exemplars"):
-        LearnerConfig.model_validate(
-            {
-                "preset": "none",
-                "optimizer": {"lr": 0.1},
-                "classification": "current_softmax",
-                "memory": {"per_class": 1},
-            }
-        )
 
 
 def test_task_temperatures_weigh_old_and_new_alike_however_many_there_are() -> None:

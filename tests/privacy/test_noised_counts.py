@@ -22,9 +22,7 @@ from perennial.data.site import SiteData
 from perennial.data.splits import KeyedHash, group_by_text
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError, ProtocolError
-from perennial.foundation.streams import stream
 from perennial.privacy.composition import compose
-from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
 from perennial.privacy.noise import Noise
 from perennial.privacy.noised_counts import (
@@ -39,7 +37,6 @@ from perennial.protocol.tensors import Tensors
 from perennial.server.preflight import open_channels
 from perennial.server.site_counts import SiteCounts
 from perennial.strategies.round.exchange import check_counts
-from tests.privacy.distinguishing import audit
 from tests.redteam.attacked_hospital import BASE, Hospital, template_policy
 from tests.redteam.hostile_server import SAMPLE, counted_pixels
 from tests.seeded_noise import SeededNoise
@@ -120,24 +117,6 @@ def test_an_interval_covers_the_accuracy_as_often_as_it_says() -> None:
         covered += ends[0] <= 0.6 <= ends[1]
     # 95 %, and 4 deviations of so many trials on either side
     assert covered / trials == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / trials))
-
-
-def test_an_audit_of_the_release_finds_no_more_than_is_charged() -> None:
-    """20,000 releases with and without one held-out sample; too little noise is caught."""
-
-    def scores(noise: CountNoise, present: bool) -> torch.Tensor:
-        # as many classes as releases, so that all are drawn at once
-        cells = join_cells([3 + present] * 20_000, [4 + present] * 20_000) * STEPS
-        return torch.tensor(round_to_samples(cells + noise.draw(len(cells), source))[0]).float()
-
-    source = SeededNoise(stream(5, "audit"))
-    charged = load(SAMPLE | {"sample_rate": 1.0}).privacy
-    entry = Entry.of_update(charged, run="r", experiment="e", recipient="server")
-    claim = compose([entry], 1e-5).epsilon
-    for multiplier, holds in ((1.0, True), (0.2, False)):
-        noise = CountNoise(multiplier)
-        found = audit(scores(noise, True), scores(noise, False), 1e-5)
-        assert (found.epsilon_floor <= claim) == holds, found
 
 
 def load(privacy: Mapping[str, Any], **changes: Any) -> Experiment:

@@ -32,7 +32,6 @@ from perennial.privacy.noised_sums import (
     STEPS,
     SumsNoise,
     add_noise_to_sums,
-    compute_replacement,
     compute_sensitivity,
 )
 from perennial.strategies.analytic.kept import KeptSums
@@ -92,44 +91,6 @@ def test_one_sample_moves_the_rounded_sums_by_no_more_than_the_sensitivity(
     with_it, without = collected(features, labels), collected(features[1:], labels[1:])
     found = moved(without, with_it, blocks)
     assert 0.98 * compute_sensitivity(width, blocks) <= found <= compute_sensitivity(width, blocks)
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.integers(0, 2**31),
-    st.integers(1, 6),
-    st.tuples(st.floats(0, 2), st.floats(0.1, 2), st.floats(0.1, 2)),
-    st.tuples(st.floats(0, 1), st.floats(0, 1)),
-)
-def test_replacing_a_sample_moves_the_sums_by_no_more_than_is_charged(
-    seed: int, width: int, blocks: Blocks, lengths: tuple[float, float]
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    one, other = torch.randn(2, width, dtype=torch.float64, generator=generator)
-    if seed % 2:
-        other = -one + 0.2 * other
-    one, other = (length * row / row.norm() for length, row in zip(lengths, (one, other), strict=True))
-    a, b, c = blocks
-    products = a**2 * float((torch.outer(one, one) - torch.outer(other, other)).square().sum())
-    same_class = products + b**2 * float((one - other).square().sum())
-    other_class = products + b**2 * float(one.square().sum() + other.square().sum()) + 2 * c**2
-    assert max(same_class, other_class) <= compute_replacement(width, blocks) ** 2
-    if bool((one * other >= 0).all()):
-        assert max(same_class, other_class) <= compute_replacement(width, blocks, signed=False) ** 2
-
-
-def test_replacing_signed_features_costs_more_than_the_root_of_two() -> None:
-    """One sample's opposite: nothing in the products tells them apart, and the class's sum moves by 2."""
-    opposite = math.sqrt(BLOCKS[1] ** 2 * 4)
-    assert opposite > math.sqrt(2) * compute_sensitivity(1, BLOCKS)
-    assert compute_replacement(0, BLOCKS) == pytest.approx(2.0)
-    assert compute_replacement(0, BLOCKS, signed=False) == pytest.approx(math.sqrt(2.58))
-    # without weights the change of a class moves more than any opposite does
-    assert (
-        compute_replacement(0, (1.0, 1.0, 1.0))
-        == compute_replacement(0, (1.0, 1.0, 1.0), signed=False)
-        == math.sqrt(6)
-    )
 
 
 def test_a_row_that_rounding_left_too_long_is_shortened() -> None:

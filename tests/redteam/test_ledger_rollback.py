@@ -116,17 +116,6 @@ def test_the_tip_elsewhere_notices_who_has_the_whole_state_folder(tmp_path: Path
         ledger.charge(update(), LIMIT)
 
 
-def test_a_state_folder_from_an_older_backup_is_noticed(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "state", tmp_path / "tip")
-    ledger.charge(update(), LIMIT)
-    shutil.copytree(tmp_path / "state", tmp_path / "backup")
-    ledger.charge(update(), LIMIT)
-    shutil.rmtree(tmp_path / "state")
-    shutil.copytree(tmp_path / "backup", tmp_path / "state")
-    with pytest.raises(StateError, match="lacks line 2, which .*tip has noted"):
-        ledger.charge(update(), LIMIT)
-
-
 def test_what_is_left_is_a_ledger_rolled_back_with_every_tip(tmp_path: Path) -> None:
     """Stated, not defended: docs/privacy.md says it. Who can write both places can restore both."""
     ledger = Ledger(tmp_path / "state", tmp_path / "tip")

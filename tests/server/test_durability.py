@@ -3,11 +3,6 @@
 import errno
 import json
 import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,7 +23,6 @@ from perennial.server import checkpoint
 from perennial.server.checkpoint import BEFORE, LATEST, load_checkpoint
 from perennial.server.summary import extract_hashes
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
     "name": "small",
     "data": {"source": "digits", "sites": 3, "samples_limit": 200, "partition": {"kind": "iid"}},
@@ -190,38 +184,6 @@ def test_a_site_with_one_sample_and_a_class_that_one_site_lacks(tmp_path: Path, 
     rounds = [event for event in map(json.loads, lines) if event["event"] == "round"]
     assert not any(event["skipped"] for event in rounds)
     assert all(not event["dropped"] for event in rounds), rounds
-
-
-@pytest.mark.slow
-def test_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
-    experiment = write(tmp_path, tasks={"count": 3, "rounds": 4}, learner={**SMALL["learner"], "epochs": 4})
-    start = time.monotonic()
-    whole = run_in_process(RunSettings(experiment, runs=str(tmp_path / "whole")))
-    usual = time.monotonic() - start
-    draw, runs, killed = random.Random(7), tmp_path / "runs", 0
-    journal = runs / "small" / "events.jsonl"
-
-    def rounds() -> int:
-        return journal.read_text().count('"event": "round"') if journal.exists() else 0
-
-    for last in (False, False, False, True):
-        command = [sys.executable, "-m", "perennial.cli.main", "run", "--runs", str(runs)]
-        command += ["--resume", str(runs / "small")] if journal.exists() else [experiment]
-        before = rounds()
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        while not last and rounds() == before and process.poll() is None:
-            time.sleep(0.005)
-        if not last and process.poll() is None:
-            # somewhere in the next two of the twelve rounds
-            time.sleep(draw.uniform(0, usual / 6))
-            process.send_signal(signal.SIGKILL)
-        output, _ = process.communicate()
-        killed += process.returncode == -signal.SIGKILL
-        if process.returncode == 0:
-            break
-        assert process.returncode == -signal.SIGKILL, output.decode()
-    summary = json.loads((runs / "small" / "summary.json").read_text())
-    assert killed >= 2 and extract_hashes(summary) == extract_hashes(whole)
 
 
 DISK_WRITES_SMALL: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Whole small runs in process: the same bits every time, after a kill, and going on with new classes."""
+"""Whole small runs in process: going on with new classes, and what a folder with a run refuses."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,7 @@ import yaml
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import StateError
-from perennial.server.summary import extract_hashes
-from tests.forks import run_code
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
     "name": "small",
     "seed": 3,
@@ -29,44 +26,12 @@ SMALL = {
         "memory": {"per_class": 3},
     },
 }
-KILLED = """
-import os, sys
-from perennial.config.run import RunSettings
-from perennial.engine.run import run_in_process
-def listener(event):
-    if event["event"] == sys.argv[3] and event.get(sys.argv[4]) == int(sys.argv[5]):
-        os.kill(os.getpid(), 9)
-run_in_process(RunSettings(sys.argv[1], runs=sys.argv[2]), listener=listener)
-"""
 
 
 def write(folder: Path, **changes: object) -> str:
     path = folder / "experiment.yaml"
     path.write_text(yaml.safe_dump(SMALL | changes))
     return str(path)
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    experiment = write(tmp_path)
-    whole = run_in_process(RunSettings(experiment, runs=str(tmp_path / "whole")))
-    for number, (event, key, value) in enumerate(
-        [
-            ("round", "round", 1),
-            ("task_started", "task", 2),
-            ("round", "round", 3),
-            ("task_finished", "task", 1),
-        ]
-    ):
-        runs = tmp_path / f"killed-{number}"
-        arguments = [experiment, str(runs), event, key, str(value)]
-        killed = run_code(KILLED, *arguments)
-        assert killed.returncode == -9, killed.stderr
-        resumed = run_in_process(RunSettings(experiment, runs=str(runs), resume="yes"))
-        assert extract_hashes(resumed) == extract_hashes(whole), f"killed at {event} {value}"
-        events = [json.loads(line) for line in (runs / "small" / "events.jsonl").read_text().splitlines()]
-        rounds = [entry["round"] for entry in events if entry["event"] == "round"]
-        assert rounds == [1, 2, 3, 4]
 
 
 def test_a_finished_run_goes_on_with_new_classes(tmp_path: Path) -> None:

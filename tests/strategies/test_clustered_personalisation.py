@@ -9,12 +9,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from perennial.config.run import RunSettings
-from perennial.engine.run import run_in_process
 from perennial.foundation.errors import PrivacyError
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.tensors import Tensors, hash_tensors
-from tests.strategies.personal_runs import GROUPS, Run, equal, go, run
+from tests.strategies.personal_runs import GROUPS, equal, go, run
 
 
 def test_personal_layers_never_leave_and_clusters_share_the_rest(tmp_path: Path) -> None:
@@ -124,14 +123,3 @@ def test_noised_vectors_are_charged_to_the_ledger(tmp_path: Path) -> None:
     assert (entry.kind, entry.unit, entry.mechanism) == ("sparsity", "sample", "gaussian")
     cost = Ledger(done.folder / "sites" / "site-0").cost(1e-5)
     assert cost.epsilon == pytest.approx(2.0, abs=0.05)
-
-
-@pytest.mark.slow
-def test_two_workers_give_the_same_personal_models(tmp_path: Path) -> None:
-    alone = run(tmp_path / "alone")
-    path = str(tmp_path / "alone" / "experiment.yaml")
-    spread = run_in_process(RunSettings(path, runs=str(tmp_path / "spread")), workers=2)
-    together = Run(tmp_path / "spread" / "fedperc", spread)
-    assert spread["personalised_accuracy"] == alone.summary["personalised_accuracy"]
-    for site in alone.summary["personalisation"]["members"]:
-        assert equal(together.own(site), alone.own(site))

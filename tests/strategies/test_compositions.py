@@ -115,7 +115,14 @@ def test_a_run_that_is_finished_can_be_resumed_to_write_its_results_again(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["FedDig on layer attention", "private ring with exemplars"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FedDig on layer attention",
+        "FedDig in clusters, heads at the sites",
+        "private ring with exemplars",
+    ],
+)
 def test_a_composition_has_the_same_bits_with_workers(tmp_path: Path, name: str) -> None:
     one, two = (
         run_in_process(settings_of(tmp_path, runs=str(n), **COMPOSITIONS[name]), workers=n) for n in (1, 2)

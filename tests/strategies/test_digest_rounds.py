@@ -15,6 +15,7 @@ from perennial.engine.grid import InProcessGrid, build_site_contexts
 from perennial.engine.run import run_in_process
 from perennial.server.app import serve
 from perennial.server.summary import extract_hashes
+from perennial.strategies.fedavg import FedAvg
 
 EXPERIMENT: dict[str, Any] = {
     "name": "rounds",
@@ -118,9 +119,12 @@ def test_stale_and_foreign_digests_are_not_kept(tmp_path: Path, field: str, valu
     assert any("digests of site-1" in text and field in text for text in warnings)
 
 
-def test_a_whole_run_with_nobody_absent_and_no_server_epochs_has_the_bits_of_its_base(tmp_path: Path) -> None:
-    alone = {"name": "digest_synthesis", "base": "fedavg", "server_epochs": 0, "weights": "samples"}
+def test_a_whole_run_with_nobody_absent_and_no_server_epochs_has_the_bits_of_its_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = {"name": "digest_synthesis", "base": "fedavg", "server_epochs": 0}
     wrapped = run_in_process(settings(tmp_path, strategy=alone))
     (tmp_path / "base").mkdir()
+    monkeypatch.setattr(FedAvg, "weight", lambda self, reply: 1.0)
     base = run_in_process(settings(tmp_path / "base", strategy="fedavg", digests=None))
     assert extract_hashes(wrapped) == extract_hashes(base)

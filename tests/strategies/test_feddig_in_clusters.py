@@ -20,6 +20,7 @@ from perennial.server.checkpoint import load_checkpoint
 from perennial.strategies.digest_synthesis.method import DigestSynthesis
 from perennial.strategies.digest_synthesis.recall import ServerNetworks
 from perennial.strategies.fedavg import FedAvg
+from tests.client.test_digest_lending import WithdrawingGrid
 
 SITES = [f"site-{number}" for number in range(4)]
 FEDDIG = {"name": "digest_synthesis", "base": "fedavg"}
@@ -155,19 +156,6 @@ def test_the_servers_own_layers_are_trained_and_stay_at_the_server(tmp_path: Pat
     assert copies == ["base/digest/0/features"]
 
 
-class WithdrawingGrid(InProcessGrid):
-    """site-1 withdraws its digests with its reply in round 2, the first inside clusters."""
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        request = self._queue[0] if self._queue else None
-        for reply in super().pull_messages(message_ids):
-            assert request is not None
-            metadata, fields = request.metadata, reply.content.config_records["fields"]
-            if metadata.message_type == "train" and metadata.dst_node_id == 2 and fields["round"] == 2:
-                fields["lends_digests"] = False
-            yield reply
-
-
 def test_a_withdrawal_in_one_cluster_ends_what_every_cluster_has_learnt_from_the_digests(
     tmp_path: Path,
 ) -> None:
@@ -182,12 +170,3 @@ def test_a_withdrawal_in_one_cluster_ends_what_every_cluster_has_learnt_from_the
     assert checkpoint.strategy["aggregator-0/withdrawals"] == 1
     assert checkpoint.strategy["aggregator-1/withdrawals"] == 1
     assert checkpoint.strategy["base/withdrawals"] == 1
-
-
-@pytest.mark.slow
-def test_the_bits_do_not_depend_on_workers(tmp_path: Path) -> None:
-    hashes = {run_in_process(settings(tmp_path, f"{n}"), workers=n)["model_sha256"] for n in (1, 2)}
-    assert len(hashes) == 1
-    for cluster in (0, 1):
-        models = [cluster_model(tmp_path, cluster, str(n)) for n in (1, 2)]
-        assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])

@@ -1,6 +1,5 @@
-"""Incre-FL end to end: the same bits however it is run, its summary block, and Flower's own start()."""
+"""Incre-FL end to end: its summary block, and what the journal says of a site that decides alone."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from perennial.engine.run import answer, run_in_process
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.tensors import Tensors
 from perennial.server.app import serve
-from perennial.server.summary import extract_hashes
 
 SMALL = {
     "name": "small",
@@ -36,35 +34,15 @@ SMALL = {
 }
 
 
-def run(
-    folder: Path, workers: int = 1, listener: Callable[[dict[str, Any]], None] | None = None, resume: str = ""
-) -> dict[str, Any]:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "experiment.yaml"
+def test_the_block_has_each_sites_weight_in_each_layer(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
     path.write_text(yaml.safe_dump(SMALL))
-    return run_in_process(RunSettings(str(path), runs=str(folder), resume=resume), workers, listener)
-
-
-def test_two_workers_and_a_resumed_run_give_the_same_bits_and_the_same_block(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole")
-    spread = run(tmp_path / "spread", workers=2)
-
-    def stop(event: dict[str, Any]) -> None:
-        if event["event"] == "round" and event["round"] == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "stopped", listener=stop)
-    resumed = run(tmp_path / "stopped", resume="yes")
-    for other in (spread, resumed):
-        assert extract_hashes(other) == extract_hashes(whole)
-        assert other["attention"] == whole["attention"]
-        assert other["accuracy_matrix"] == whole["accuracy_matrix"]
+    whole: dict[str, Any] = run_in_process(RunSettings(str(path), runs=str(tmp_path)))
     assert "backbone.attention.squeeze.weight" in whole["attention"]
     for row in whole["attention"].values():
         assert sorted(row) == ["site-0", "site-1", "site-2"]
         assert sum(row.values()) == pytest.approx(1.0, abs=1e-12)
-    assert "Weight of each site in each layer" in (tmp_path / "whole" / "small" / "report.html").read_text()
+    assert "Weight of each site in each layer" in (tmp_path / "small" / "report.html").read_text()
 
 
 def test_a_site_that_decides_alone_is_named_in_the_journal_and_over_the_heat_map(tmp_path: Path) -> None:

@@ -19,14 +19,12 @@ from perennial.foundation.errors import ConfigError, PolicyRefusal
 from perennial.learning.analytic.statistics import PRODUCT
 from perennial.models.feature_maps.projection import GRID
 from perennial.privacy.noise import Noise
-from perennial.privacy.noised_sums import BLOCKS, STEPS, SumsNoise, add_noise_to_sums
+from perennial.privacy.noised_sums import SumsNoise, add_noise_to_sums
 from perennial.privacy.released import Released
 from perennial.privacy.secure.roster import MOST_SITES
 from perennial.protocol.tensors import Tensors
 from perennial.server.withdrawal import withdraw
 from perennial.strategies.analytic.site import _encode_words
-from tests.privacy.distinguishing import audit
-from tests.privacy.test_shared_noise import exact_epsilon
 from tests.strategies.test_analytic_runs import EXPERIMENT, experiment, own_cache, run, sums_of  # noqa: F401
 from tests.strategies.test_secure_runs import Killed, events, gone, serve_dying, serve_file
 
@@ -233,27 +231,6 @@ def test_shares_come_to_the_noise_of_one_site(monkeypatch: pytest.MonkeyPatch, t
     features = torch.stack([part[1] for part in parts]).sum(0).double() / GRID
     assert float(above.std()) == pytest.approx(whole.gram / math.sqrt(2), rel=0.05)
     assert float(features.std()) == pytest.approx(whole.sums, rel=0.15)
-
-
-def test_audit_of_noised_sums_stays_below_the_claim_and_notices_a_missing_share() -> None:
-    """Each of many classes is a trial: its one sample, of one feature, is there or not, and shows in the
-    class's sum and count. Two honest shares keep the claim; with one left out the floor passes it."""
-    classes, delta = 400_000, 1e-2
-    gram, rows = torch.zeros(1, dtype=torch.int64), torch.zeros(classes, 1, dtype=torch.int64)
-
-    def scores(shares: int, there: int) -> torch.Tensor:
-        counts = torch.full((classes,), there, dtype=torch.int64)
-        found = torch.zeros(classes, dtype=torch.float64)
-        for share in range(shares):
-            own = counts if share == 0 else torch.zeros_like(counts)
-            parts = add_noise_to_sums(gram, rows + GRID * own[:, None], own, 1 / math.sqrt(2), Noise())
-            found += parts[1][:, 0].double() / GRID + BLOCKS[2] ** 2 * parts[2].double() / STEPS
-        return found
-
-    claim = exact_epsilon(1.0, delta)
-    whole, missing = (audit(scores(n, 1), scores(n, 0), delta).epsilon_floor for n in (2, 1))
-    assert claim / 2 < whole < claim
-    assert missing > claim, "one share left out must be noticed"
 
 
 @pytest.mark.parametrize(

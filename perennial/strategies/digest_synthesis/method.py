@@ -12,7 +12,7 @@ trained with the rest on all digests of the cluster, and sent to nobody.
 
 import math
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -37,8 +37,6 @@ class DigestSynthesis(Wrapper):
 
     base: what combines the updates.
     server_epochs: over all digests, after aggregation; 0 leaves the aggregate and the guidance as they are.
-    weights: "uniform" counts every site alike, absent or not; "samples" by what it trains on, an absent one
-    by the samples in its digests.
     server_lr: of the model; None takes the learner's.
     guidance_lr: of the guidance producer; None takes server_lr's.
     spread: give digests of one class the variance of single samples back before training on them; the paper
@@ -53,7 +51,6 @@ class DigestSynthesis(Wrapper):
         server_epochs: int = 1,
         server_lr: float | None = None,
         guidance_lr: float | None = None,
-        weights: Literal["uniform", "samples"] = "uniform",
         spread: bool = False,
     ) -> None:
         super().__init__(base)
@@ -69,7 +66,7 @@ class DigestSynthesis(Wrapper):
         ):
             if not allowed:
                 raise ValueError(f"{name}: found {value}, which is out of range")
-        self.weights, self.spread = weights, spread
+        self.spread = spread
         self.server_epochs = server_epochs
         self.server_lr, self.guidance_lr = server_lr, guidance_lr
         self._whole: DigestSynthesis | None = None
@@ -163,14 +160,14 @@ class DigestSynthesis(Wrapper):
 
 
 class Counted(Around):
-    """The base's aggregator, in which sites are weighted as the strategy's key `weights` says."""
+    """The base's aggregator, in which every site counts alike, absent or not."""
 
     def __init__(self, ctx: RoundContext, base: Aggregator, method: DigestSynthesis) -> None:
         super().__init__(ctx, base)
         self.method = method
 
     def add(self, reply: Admitted) -> None:
-        super().add(reply if self.method.weights == "samples" else replace(reply, num_examples=1))
+        super().add(replace(reply, num_examples=1))
 
 
 class StandIns(Counted):

@@ -52,30 +52,18 @@ class Difference:
         return "" if self.listed else f"{self.path}: differs, and no charge covers it ({self.found:.120})"
 
 
-def compared(
-    before: Sequence[Ran],
-    after: Sequence[Ran],
-    experiment: Experiment,
-    *,
-    replaced: bool,
-    regrouped: bool = False,
-) -> list[Difference]:
-    """Every difference between two copies.
-
-    replaced: whether a record was replaced, and not added. regrouped: whether a task's size differs.
-    """
+def compared(first: Ran, second: Ran, experiment: Experiment, *, replaced: bool) -> list[Difference]:
+    """Every difference between two copies. replaced: whether a record was replaced, and not added."""
     found: list[Difference] = []
-    number = 0
-    for first, second in zip(before, after, strict=True):
-        known: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-        if len(first.answers) != len(second.answers):
-            found.append(Difference("messages", number, found=f"{len(first.answers)}, {len(second.answers)}"))
-        for one, other in zip(first.answers, second.answers, strict=False):
-            found += _messages(one, other, number, experiment, known, replaced=replaced, regrouped=regrouped)
-            number += 1
-        found += [Difference(f"operator/{path}", number, found=what) for path, what in _files(first, second)]
-        if first.failed != second.failed:
-            found.append(Difference("operator", number, found=second.failed or first.failed))
+    known: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    if len(first.answers) != len(second.answers):
+        found.append(Difference("messages", 0, found=f"{len(first.answers)}, {len(second.answers)}"))
+    for number, (one, other) in enumerate(zip(first.answers, second.answers, strict=False)):
+        found += _messages(one, other, number, experiment, known, replaced=replaced)
+    number = len(first.answers)
+    found += [Difference(f"operator/{path}", number, found=what) for path, what in _files(first, second)]
+    if first.failed != second.failed:
+        found.append(Difference("operator", number, found=second.failed or first.failed))
     return found
 
 
@@ -87,7 +75,6 @@ def _messages(
     known: tuple[dict[str, Any], dict[str, Any]],
     *,
     replaced: bool,
-    regrouped: bool,
 ) -> Iterator[Difference]:
     """known: covered fields of earlier messages of each copy, which may be sent again."""
     asked = (flattened(one.request), flattened(other.request))
@@ -133,7 +120,7 @@ def _messages(
             yield Difference(path, number, covered=kinds)
         else:
             yield _listed(path, number, f"{first!r:.60}, {second!r:.60}")
-    yield from _moved(one, fields, entries, number, experiment, replaced=replaced, regrouped=regrouped)
+    yield from _moved(one, fields, entries, number, experiment, replaced=replaced)
 
 
 def _moved(
@@ -144,15 +131,12 @@ def _moved(
     experiment: Experiment,
     *,
     replaced: bool,
-    regrouped: bool,
 ) -> Iterator[Difference]:
     for entry in {entry.kind: entry for entry in entries if entry.protected}.values():
         found: Bound | None = bound_of(
             entry, one.request, fields[0], fields[1], experiment, replaced=replaced
         )
-        if found is not None and entry.kind == "digest" and regrouped and found.moved > found.bound:
-            yield _listed(f"{found.field} regrouped", number, f"moved by {found.moved:.4g}")
-        elif found is not None and found.moved > 0:
+        if found is not None and found.moved > 0:
             yield Difference(found.field, number, (entry.kind,), moved=found.moved, bound=found.bound)
 
 

@@ -29,12 +29,11 @@ class Pair:
 class Pairs:
     """Makes pairs of a recorded federation; a record's content decides its part, by the run's key."""
 
-    def __init__(self, federation: Federation, before: list[Ran]) -> None:
+    def __init__(self, federation: Federation, before: Ran) -> None:
         self.federation = federation
         keys = [
             answer.request["fields"].get("split_key")  # pyright: ignore[reportAttributeAccessIssue]
-            for ran in before
-            for answer in ran.answers
+            for answer in before.answers
         ]
         self.key = next((str(key) for key in keys if key), "00" * 32)
         self.records = federation.data[federation.first]
@@ -95,24 +94,11 @@ class Pairs:
         """The greatest values that there are."""
 
         def make(trial: int) -> Array:
-            if len(self.shape) == 1:
-                return np.full(self.shape, 1e6 + trial)
             x = np.full(self.shape, 255, dtype=np.uint8)
             x.flat[trial % x.size] -= 1 + trial // x.size
             return x
 
         return self.added("largest value", "train", make)
-
-    def not_finite(self) -> Pair:
-        """Numbers whose sums overflow, so that gradients are not finite; of tables."""
-        return self.added(
-            "non-finite gradient", "train", lambda trial: np.full(self.shape, 3e38 - trial * 1e33)
-        )
-
-    def unreadable(self) -> Pair:
-        """A file that is no image."""
-        x = record(1, "bad", self.shape, 0)
-        return Pair("unreadable file", self.records.with_one(x, "c0", unreadable=True), part="unreadable")
 
     def few(self) -> Iterator[Pair]:
         """Pairs for every case."""
@@ -133,7 +119,7 @@ class Pairs:
 
 def training_count(federation: Federation, key: str, task_classes: int = 2) -> int:
     """Training samples that the first site has of the first task."""
-    pairs = Pairs(federation, [])
+    pairs = Pairs(federation, Ran([], {}))
     pairs.key = key
     data = pairs.loaded(pairs.records)
     return int((data.y[data.train] < task_classes).sum())

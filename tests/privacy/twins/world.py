@@ -8,7 +8,7 @@ whose answers are compared with the recorded ones, which the server gets.
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -29,7 +29,6 @@ from perennial.learning.site_method import SiteMethods
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
 from perennial.privacy.ledger_tip import read_ledger_number
-from perennial.protocol.fields import read_kind
 from perennial.server.app import serve
 from tests.approved import approve_installed
 from tests.privacy.twins.coupling import coupled, drawn_as
@@ -80,19 +79,12 @@ class Federation:
 
     folder: for everything. settings: of the experiment, whose data are at the sites. policy: the first
     site's, beside OPEN. data: of every site by name; the first one has the twin.
-    site: further keys of the first
-    site's site.yaml.
     """
 
     folder: Path
     settings: Mapping[str, Any]
     data: Mapping[str, Records]
     policy: Mapping[str, Any] = field(default_factory=dict)
-    site: Mapping[str, Any] = field(default_factory=dict)
-    runs: int = 1
-    """One behind the other, at the same sites."""
-    crash: int | None = None
-    """After so many answers of the first site the server dies, and the run is resumed."""
 
     @property
     def first(self) -> str:
@@ -125,8 +117,6 @@ class Federation:
                 "data": own,
                 "policy": OPEN | dict(self.policy if name == self.first else {}),
             }
-            if name == self.first:
-                content |= dict(self.site)
             (folder / "site.yaml").write_text(yaml.safe_dump(content))
             for kept in KEPT:
                 shutil.rmtree(folder / kept, ignore_errors=True)
@@ -141,52 +131,41 @@ class Federation:
         SiteMethods.of(self.experiment())
         import_module("opacus.grad_sample")
 
-    def recorded(self, *, copies: bool = True) -> list[Ran]:
+    def recorded(self, *, copies: bool = True) -> Ran:
         """Run it. copies: keep the first site's folder from before each message."""
         with coupled("server"):
             self._lay_out()
-            if self.crash is not None:
-                parts = [_Recorder(self, copies, self.crash), _Recorder(self, copies)]
-                return [self._run(0, part, resume=bool(number)) for number, part in enumerate(parts)]
-            return [self._run(number, _Recorder(self, copies)) for number in range(self.runs)]
+            return self._run(_Recorder(self, copies))
 
-    def twin(self, records: Records, before: list[Ran]) -> list[Ran]:
+    def twin(self, records: Records, before: Ran) -> Ran:
         """Run it again with other data at the first site, whose server gets what was recorded."""
         with coupled("server"):
             self._lay_out()
             records.write(self.folder / self.first)
-            if self.crash is not None:
-                parts = [_Twin(self, before[0], self.crash), _Twin(self, before[1])]
-                return [self._run(0, part, resume=bool(number)) for number, part in enumerate(parts)]
-            return [self._run(number, _Twin(self, ran)) for number, ran in enumerate(before)]
+            return self._run(_Twin(self, before))
 
-    def from_saved_state(self, records: Records, before: list[Ran]) -> list[Ran]:
+    def from_saved_state(self, records: Records, before: Ran) -> Ran:
         """Each recorded request again, at a site that has other data and the first copy's saved state."""
-        found = []
+        answers = []
         with coupled("server"):
             self._lay_out()
             records.write(self.folder / self.first)
-            for ran in before:
-                answers = []
-                for number, answer in enumerate(ran.answers):
-                    assert answer.state is not None
-                    for kept in KEPT:
-                        shutil.rmtree(self.folder / self.first / kept, ignore_errors=True)
-                        shutil.copytree(answer.state / kept, self.folder / self.first / kept)
-                    message = Message(answer.request, 1, answer.kind)
-                    message.metadata.__dict__["_message_id"] = f"again-{number}"
-                    context = self._contexts(self._run_config(0))[1]
-                    answers.append(answered(self, message, context, number))
-                found.append(Ran(answers, {}))
-        return found
+            for number, answer in enumerate(before.answers):
+                assert answer.state is not None
+                for kept in KEPT:
+                    shutil.rmtree(self.folder / self.first / kept, ignore_errors=True)
+                    shutil.copytree(answer.state / kept, self.folder / self.first / kept)
+                message = Message(answer.request, 1, answer.kind)
+                message.metadata.__dict__["_message_id"] = f"again-{number}"
+                context = self._contexts(self._run_config())[1]
+                answers.append(answered(self, message, context, number))
+        return Ran(answers, {})
 
-    def _run_config(self, number: int, *, resume: bool = False) -> dict[str, Any]:
-        name = "run" if number == 0 else f"run-{number + 1}"
+    def _run_config(self) -> dict[str, Any]:
         settings = RunSettings(
             str(self.file),
-            name=name,
+            name="run",
             runs=str(self.folder / "runs"),
-            resume="yes" if resume else "",
             device="cpu",
             digest=self.experiment().digest,
         )
@@ -199,20 +178,18 @@ class Federation:
             contexts[node] = Context(1, node, place, context.state, context.run_config)
         return contexts
 
-    def _run(self, number: int, answer: "_Recorder", *, resume: bool = False) -> Ran:
+    def _run(self, answer: "_Recorder") -> Ran:
         set_task_identity()
-        run_config = self._run_config(number, resume=resume)
-        answer.run = number + resume
+        run_config = self._run_config()
         runs = self.folder / "runs" / str(run_config["name"])
-        if not resume:
-            shutil.rmtree(runs, ignore_errors=True)
+        shutil.rmtree(runs, ignore_errors=True)
         grid = InProcessGrid(answer, self._contexts(run_config))
         server = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
         failed = ""
         try:
-            with drawn_as(f"server {answer.run}"):
+            with drawn_as("server 0"):
                 serve(grid, server, engine="in-process")
-        except (Exception, _Crash) as error:
+        except Exception as error:
             failed = f"{type(error).__name__}: {error}"
         files = {
             str(path.relative_to(runs)): path.read_bytes()
@@ -222,15 +199,11 @@ class Federation:
         return Ran(answer.answers, files, failed, answer.others)
 
 
-class _Crash(BaseException):
-    """The server dies."""
-
-
 class _Recorder:
     """Answers as the sites do, and keeps what the first one was asked and said."""
 
-    def __init__(self, federation: Federation, copies: bool = False, crash: int | None = None) -> None:
-        self.federation, self.copies, self.crash, self.run = federation, copies, crash, 0
+    def __init__(self, federation: Federation, copies: bool = False) -> None:
+        self.federation, self.copies = federation, copies
         self.answers: list[Answer] = []
         self.others: list[tuple[RecordDict, Message | Exception]] = []
 
@@ -247,7 +220,7 @@ class _Recorder:
 
     def of_other(self, message: Message, context: Context) -> Message | Exception:
         """Another site's reply, or what it raised."""
-        with drawn_as(f"run {self.run} other {len(self.others) + 1}"):
+        with drawn_as(f"other {len(self.others) + 1}"):
             try:
                 return client_app(message, context)
             except Exception as error:
@@ -258,34 +231,27 @@ class _Recorder:
         number = len(self.answers)
         copy = None
         if self.copies:
-            copy = self.federation.folder / "copies" / f"{self.run}-{number:04d}"
+            copy = self.federation.folder / "copies" / f"{number:04d}"
             shutil.rmtree(copy, ignore_errors=True)
             for kept in KEPT:
                 held = self.federation.folder / self.federation.first / kept
                 held.mkdir(exist_ok=True)
                 shutil.copytree(held, copy / kept)
-        found = answered(self.federation, message, context, number, copy, run=self.run)
+        found = answered(self.federation, message, context, number, copy)
         self.answers.append(found)
-        self.die_in_time()
         return _reply(found.reply, found.error, message)
-
-    def die_in_time(self) -> None:
-        """Raise where the server is to die before it sees this answer."""
-        if self.crash is not None and len(self.answers) > self.crash:
-            raise _Crash("the server died")
 
 
 class _Twin(_Recorder):
     """Answers as the sites do, and keeps what the first one says now; the server gets what it said before."""
 
-    def __init__(self, federation: Federation, before: Ran, crash: int | None = None) -> None:
-        super().__init__(federation, crash=crash)
+    def __init__(self, federation: Federation, before: Ran) -> None:
+        super().__init__(federation)
         self.before = before
 
     def of_first(self, message: Message, context: Context) -> Message:
         number = len(self.answers)
-        self.answers.append(answered(self.federation, message, context, number, run=self.run))
-        self.die_in_time()
+        self.answers.append(answered(self.federation, message, context, number))
         if number >= len(self.before.answers):
             raise RuntimeError("the server asks the twin for more than it asked the first copy for")
         recorded = self.before.answers[number]
@@ -305,7 +271,6 @@ def answered(
     context: Context,
     number: int,
     copy: Path | None = None,
-    run: int = 0,
 ) -> Answer:
     """Ask the first site. number: of the message, which decides all chance of the answer."""
     ledger = Ledger(federation.folder / federation.first / "state")
@@ -313,7 +278,7 @@ def answered(
     # the site reads its data anew: what it held of the copy before is no longer its own
     client_site._processes.clear()
     request = message.content
-    with drawn_as(f"run {run} message {number}"), _listening() as said:
+    with drawn_as(f"message {number}"), _listening() as said:
         reply = client_app(message, context)
     charged = ledger.read_entries()[before:] if ledger.started else ()
     content = copied(reply.content) if reply.has_content() else None
@@ -363,8 +328,3 @@ def _listening() -> Iterator[list[str]]:
         log.removeHandler(ear)
         log.setLevel(level)
         log.propagate = propagates
-
-
-def kinds(ran: Iterable[Ran]) -> set[str]:
-    """Kinds of the requests that were answered."""
-    return {read_kind(answer.request) for each in ran for answer in each.answers}
