@@ -312,6 +312,12 @@ class Curriculum:
             tries = partial(suggest_settings, position.experiment)
             for fault in of_learning(self.folder.path.name, signs, tries, (), {}, None):
                 self.journal.note(f"{fault.said} {fault.turn}")
+        at_sites = self.history.data["federated"][-1]
+        if task == position.schedule.count and not position.one_classifier and central and at_sites:
+            self.journal.note(
+                "all figures of the server's test samples are those of the saved model's head; the sites "
+                f"classify by the means of their own exemplars, and count {100 * at_sites:.1f} % at the end"
+            )
         self._save()
 
     def _record(

@@ -19,6 +19,7 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import StateError
 from perennial.learning.batches import to_float
 from perennial.models.saved import SavedModel, find_model_file, load_saved
+from perennial.server.run_record import read_run
 
 EXPERIMENT: dict[str, Any] = {
     "name": "means",
@@ -50,6 +51,9 @@ def test_a_site_keeps_a_model_with_its_own_means(tmp_path: Path) -> None:
     summary = run(tmp_path)
     folder = tmp_path / "runs" / "means"
     assert load_saved(folder / "model.safetensors").class_means is None
+    judged = [note for note in read_run(folder).notes if "the saved model's head" in note]
+    assert len(judged) == 1
+    assert f"count {100 * summary['federated_accuracy'][-1]:.1f} %" in judged[0]
     federation = load_simulated_federation(load_experiment(tmp_path / "experiment.yaml"))
     for name, site in federation.sites.items():
         path = find_model_file(folder, name)
