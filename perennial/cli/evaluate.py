@@ -88,7 +88,7 @@ def evaluate(
         models = path, find_model_file(against, "")
         sentence = _describe_verdict(verdict, models, len(outside.samples), data, margins, said)
     measures = judge(outside, scored)
-    folder = output or run / "evaluations" / data.stem
+    own = run / "evaluations" / data.stem
     first = [sentence] if sentence else said
     worth = describe_prevalence(measures, read_shares(prevalence or [], saved.classes))
     strange = outside.list_strange_columns()
@@ -98,9 +98,10 @@ def evaluate(
     for text in (*worth, *strange):
         console.print(text, soft_wrap=True)
     name = saved.settings["name"] + (f", site {site}" if site else "")
-    console.print(f"report: {write_evaluation(folder, measures, name, data.name)}", soft_wrap=True)
+    console.print(f"report: {write_evaluation(output or own, measures, name, data.name)}", soft_wrap=True)
     if verdict is not None:
-        note_verdict(run, folder, sentence, run / CARD)
+        # also with --output: the card has every verdict
+        note_verdict(run, own, sentence, run / CARD)
         console.print(f"card: {run / CARD}", soft_wrap=True)
         if not verdict.passes:
             raise typer.Exit(1)
