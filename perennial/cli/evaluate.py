@@ -1,5 +1,7 @@
 """perennial evaluate."""
 
+import hashlib
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,6 +57,7 @@ def evaluate(
     """
     from rich.console import Console
 
+    from perennial.foundation.files import hash_file
     from perennial.models.saved import find_model_file, load_saved
     from perennial.server.external import Outside, build_data_config, judge, write_evaluation
     from perennial.server.measures.headline import describe_prevalence, read_shares
@@ -86,24 +89,31 @@ def evaluate(
         right = scored.label == scored.predicted
         verdict = _judge(console, outside, other.pick(unseen), right, margins)
         models = path, find_model_file(against, "")
-        sentence = _describe_verdict(verdict, models, len(outside.samples), data, margins, said)
+        sentence = _describe_verdict(verdict, models, site, len(outside.samples), data, margins, said)
     measures = judge(outside, scored)
-    folder = output or run / "evaluations" / data.stem
-    first = [sentence] if sentence else said
+    own = run / "evaluations" / _make_name(data.absolute(), site)
     worth = describe_prevalence(measures, read_shares(prevalence or [], saved.classes))
     strange = outside.list_strange_columns()
+    first = [sentence] if sentence else said
     told = {"headline": [*first, *measures.headline], "notes": [*measures.notes, *worth, *strange]}
-    measures = measures.model_copy(update=told)
+    measures = measures.model_copy(update={**told, "model_file_sha256": hash_file(path)})
     _show(console, measures)
     for text in (*worth, *strange):
         console.print(text, soft_wrap=True)
     name = saved.settings["name"] + (f", site {site}" if site else "")
-    console.print(f"report: {write_evaluation(folder, measures, name, data.name)}", soft_wrap=True)
+    console.print(f"report: {write_evaluation(output or own, measures, name, data.name)}", soft_wrap=True)
     if verdict is not None:
-        note_verdict(run, folder, sentence, run / CARD)
+        # also with --output: the card has every verdict
+        note_verdict(run, own, sentence, run / CARD)
         console.print(f"card: {run / CARD}", soft_wrap=True)
         if not verdict.passes:
             raise typer.Exit(1)
+
+
+def _make_name(data: Path, site: str) -> str:
+    """The folder of an evaluation: that of other data of this name, or of another model, stays as it is."""
+    path = hashlib.sha256(os.fsencode(data)).hexdigest()[:8]
+    return "-".join(filter(None, [data.stem, site, path]))
 
 
 def _show(console: "Console", measures: "Measures") -> None:
@@ -174,6 +184,7 @@ def _judge(
 def _describe_verdict(
     verdict: "Verdict",
     paths: tuple[Path, Path],
+    site: str,
     samples: int,
     data: Path,
     margins: Sequence[str],
@@ -183,6 +194,7 @@ def _describe_verdict(
     from perennial.foundation.files import hash_file
 
     model, approved = (hash_file(path)[:16] for path in paths)
+    model += f" of site {site}" if site else ""
     text = (
         f"{datetime.now(UTC):%Y-%m-%d}, {'PASSED' if verdict.passes else 'REFUSED'}: model {model} against "
         f"the approved {approved} on {samples} records of {data.name!r}, margins {', '.join(margins)}."

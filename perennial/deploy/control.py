@@ -75,14 +75,24 @@ def stop_run(folder: OperatorFolder, run: str) -> None:
 
 
 def register_node(folder: OperatorFolder, name: str) -> str:
-    """Register a site's public key and return the id of its node."""
-    reply = _answer(folder, "register-node", (1, convert_to_pem(folder.locate_public_key(name))), (3, name))
-    return str(dict(decode_fields(reply))[1])
+    """Register a site's public key, unless it is registered already; returns the id of its node."""
+    key = convert_to_pem(folder.locate_public_key(name))
+    if (known := _list_nodes(folder).get(key)) is not None:
+        return known
+    return str(dict(decode_fields(_answer(folder, "register-node", (1, key), (3, name))))[1])
 
 
 def unregister_node(folder: OperatorFolder, node: str) -> None:
-    """Shut a node out for good."""
-    _answer(folder, "unregister-node", (1, int(node)))
+    """Shut a node out for good, unless it is out already."""
+    if node in _list_nodes(folder).values():
+        _answer(folder, "unregister-node", (1, int(node)))
+
+
+def _list_nodes(folder: OperatorFolder) -> dict[bytes, str]:
+    """The id of each node that Flower lets in, by its public key (PEM)."""
+    entries = [value for number, value in decode_fields(_answer(folder, "list-nodes")) if number == 1]
+    nodes = [dict(decode_fields(entry)) for entry in entries]
+    return {node[11]: str(node[1]) for node in nodes if node[4] != b"unregistered"}
 
 
 def stream_log(folder: OperatorFolder, run: str, *, follow: bool) -> Iterator[str]:

@@ -140,6 +140,8 @@ class Gateway:
     def __init__(self, folder: OperatorFolder, upstream: httpx.AsyncClient) -> None:
         self._folder, self._upstream = folder, upstream
         self._keys, self._book = Keys(folder), RunBook(folder.apps)
+        # what is served until a restart, whatever `deploy rotate` writes meanwhile
+        self._served = read_validity(folder.certificates / "server.pem")
         self.seen: defaultdict[str, Seen] = defaultdict(Seen)
         """By Flower's number of a node: a site that comes back with a new key is a new node."""
         self._arrived, self._room = asyncio.Event(), Room()
@@ -316,9 +318,9 @@ class Gateway:
         runs = parse_runs(reply.content)
         self._keys.read()
         states = {name: record.state for name, record in self._keys.records.items()}
-        ends = min(found.ends for found in read_validity(self._folder.certificates / "server.pem"))
         return {
-            "certificate_ends": ends.timestamp(),
+            "certificate_ends": min(found.ends for found in self._served).timestamp(),
+            "certificate_waits": read_validity(self._folder.certificates / "server.pem") != self._served,
             "sites": {name: self._silent_since(name) for name in states if states[name] == "registered"},
             "others": {name: state for name, state in states.items() if state != "registered"},
             "unknown": self._book.find_unknown(runs),

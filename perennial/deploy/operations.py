@@ -28,32 +28,47 @@ def add_site(folder: OperatorFolder, name: str, public_key: Path | None) -> Iter
     public_key: the site's .pub file; None where it is on record. Raises ConfigError for a bad key, StateError
     where the site is registered with another one, or the SuperLink does not answer: said again, it goes on.
     """
+    given = None
     if public_key is not None:
         try:
             given = public_key.read_bytes()
         except OSError as error:
             raise ConfigError(f"{public_key}: cannot be read: {error.strerror}") from error
-        yield f"{name}: key {folder.add_site(name, given)}"
-    record = folder.site(name)
-    if record.state == "added":
-        node = control.register_node(folder, name)
-        folder.write_site(name, SiteRecord(state="registered", node=node))
+    with lock_folder(folder.apps):
+        if given is not None:
+            yield f"{name}: key {folder.add_site(name, given)}"
+        record = folder.site(name)
+        if record.state == "revoked":
+            raise StateError(f"site {name!r}: revoked; it needs a new key")
+        if record.state == "added":
+            node = control.register_node(folder, name)
+            folder.write_site(name, SiteRecord(state="registered", node=node))
+            yield f"{name}: registered as node {node}"
         folder.write_names()
-        yield f"{name}: registered as node {node}"
-    if record.state == "revoked":
-        raise StateError(f"site {name!r}: revoked; it needs a new key")
-    bundle = write_bundle(folder, name)
+        bundle = write_bundle(folder, name)
     yield f"{bundle}\n{bundle.with_name(f'{bundle.name}.sha256').read_text(encoding='utf-8').split()[0]}"
 
 
 def revoke(folder: OperatorFolder, name: str) -> None:
-    """Shut a site out, from its next message on. Its key cannot be registered again: it needs a new one."""
-    record = folder.site(name)
-    if record.state != "registered":
-        raise StateError(f"site {name!r}: not registered (it is {record.state})")
-    control.unregister_node(folder, record.node)
-    folder.write_site(name, SiteRecord(state="revoked", node=record.node))
-    folder.write_names()
+    """Shut a site out, from its next message on. Its key cannot be registered again: it needs a new one.
+
+    Said again, it goes on. Raises StateError for a site that was never registered, and where Flower does not
+    answer, after the gateway has shut the site out.
+    """
+    with lock_folder(folder.apps):
+        record = folder.site(name)
+        if record.state == "added":
+            raise StateError(f"site {name!r}: not registered")
+        # the gateway reads this record, so that it holds whatever becomes of Flower's answer
+        folder.write_site(name, record.model_copy(update={"state": "revoked"}))
+        folder.write_names()
+        try:
+            control.unregister_node(folder, record.node)
+        except StateError as lost:
+            raise StateError(
+                f"{lost}\nsite {name!r}: is shut out, and Flower still knows its key; the same command again "
+                "takes it from there too"
+            ) from lost
 
 
 COMPLETED = "finished:completed"

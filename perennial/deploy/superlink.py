@@ -33,14 +33,15 @@ class SuperLinkStatus(Block):
     """The state of a SuperLink.
 
     silent_for: seconds since its last heartbeat, which is the file's time. certificate_ends: when the
-    certificate that it serves with expires, in seconds since 1970. sites: of every registered site, None
-    while it is connected, else the time since which it is silent; 0 if it was never connected. others:
-    `added` or `revoked` of every other site on record. unknown: status by id of Flower's runs that go on and
-    that no name here has (deploy/control.py).
+    certificate that it serves with expires, in seconds since 1970. certificate_waits: whether a newer one is
+    in its file. sites: of every registered site, None while it is connected, else the time since which it is
+    silent; 0 if it was never connected. others: `added` or `revoked` of every other site on record. unknown:
+    status by id of Flower's runs that go on and that no name here has (deploy/control.py).
     """
 
     silent_for: float = math.inf
     certificate_ends: float
+    certificate_waits: bool = False
     sites: dict[Name, float | None] = Field(default_factory=dict)
     others: dict[Name, Name] = Field(default_factory=dict)
     unknown: dict[Name, Name] = Field(default_factory=dict)

@@ -54,9 +54,12 @@ def find_faults(superlink: SuperLinkStatus | None, runs: Iterable[RunState]) -> 
 def of_superlink(superlink: SuperLinkStatus) -> Iterator[Fault]:
     """Yield the faults of the SuperLink itself and of the operator's record of sites."""
     ends = superlink.certificate_ends
-    if ends - time.time() < SOON * DAY:
-        over = ends < time.time()
-        yield Fault("certificate_expired" if over else "certificate_ends", since=ends if over else None)
+    if ends < time.time():
+        yield Fault("certificate_expired", since=ends)
+    elif superlink.certificate_waits:
+        yield Fault("certificate_waits")
+    elif ends - time.time() < SOON * DAY:
+        yield Fault("certificate_ends")
     for site, state in superlink.others.items():
         if state == "added":
             yield Fault("unregistered", site)

@@ -56,6 +56,9 @@ certificate_expired: critical, operator, psh
 certificate_ends: warning, operator, ps
     The SuperLink's certificate expires within 30 days.
     perennial deploy rotate, then restart the SuperLink
+certificate_waits: warning, operator, ps
+    The SuperLink still serves its former certificate.
+    restart the SuperLink
 disk_full: critical, operator, ps
     The disk that holds the runs is full.
     free some of it, then {resume}

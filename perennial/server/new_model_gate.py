@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from perennial.foundation.errors import ConfigError, StateError, suggest_nearest
-from perennial.foundation.files import replace_file
+from perennial.foundation.files import make_folder, replace_file
 from perennial.server.measures.record import Figure, Z
 
 Kind = Literal["class", "site", "subgroup"]
@@ -29,7 +29,7 @@ DISCORDANT, POWER = 0.1, 0.8416
 quantile of the power (80 %) with which the gate should pass them."""
 DRAWS = 100_000
 VERDICTS = "gate.jsonl"
-"""In the folder of an evaluation; a line for each verdict, and none is ever taken out."""
+"""In a folder below RUN/evaluations; a line for each verdict, and none is ever taken out."""
 HEADING = "## Judged against an approved model"
 STEPS = 60
 """Halvings of an interval: 2^-60 of its width is left."""
@@ -206,7 +206,11 @@ def _find_root(falling: Callable[[float], float], low: float, high: float) -> fl
 
 
 def note_verdict(run: Path, evaluation: Path, text: str, card: Path) -> None:
-    """Append a verdict to those in an evaluation's folder, and put all verdicts of the run into its card."""
+    """Append a verdict to those in an evaluation's folder, and put all verdicts of the run into its card.
+
+    evaluation: below RUN/evaluations; made if missing.
+    """
+    make_folder(evaluation, mode=0o755)
     path = evaluation / VERDICTS
     before = path.read_bytes() if path.exists() else b""
     replace_file(path, before + json.dumps({"text": text}).encode() + b"\n", mode=0o644)

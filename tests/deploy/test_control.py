@@ -6,26 +6,31 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.install import install_from_fab
 from flwr.proto.control_pb2 import (
+    ListNodesResponse,
     ListRunsResponse,
     RegisterNodeRequest,
+    RegisterNodeResponse,
     StartRunRequest,
     StartRunResponse,
     StopRunRequest,
     StreamLogsResponse,
+    UnregisterNodeRequest,
 )
 
 from perennial.config.site import SiteConfig
-from perennial.deploy import control
+from perennial.deploy import control, operations
 from perennial.deploy.application import approve, pack_archive, read_offer, stage_application
 from perennial.deploy.certificates import encode_public_line, make_node_key
 from perennial.deploy.control import decode_fields, parse_runs
-from perennial.deploy.federation import Federation, OperatorFolder, create_operator_folder
+from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
+from perennial.foundation.errors import StateError
+from perennial.foundation.names import NODES
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 
 
 class Asked:
-    """A Control API that notes a request and gives an answer."""
+    """A Control API that notes a request and gives an answer. It knows no node."""
 
     def __init__(self, reply: bytes) -> None:
         self.reply, self.call, self.body = reply, "", b""
@@ -41,8 +46,37 @@ class Asked:
         pass
 
     def read(self, size: int = -1) -> bytes:
+        if self.call == "list-nodes":
+            return b""
         data, self.reply = self.reply[:size] if size >= 0 else self.reply, self.reply[size:]
         return data
+
+
+class Nodes:
+    """A Control API that keeps nodes as Flower does; lose: the call whose next answer is lost."""
+
+    def __init__(self) -> None:
+        self.lose, self.kept = "", ListNodesResponse(now="now")
+
+    def __call__(self, folder: OperatorFolder, call: str, body: bytes) -> Asked:
+        if call == "register-node":
+            asked = RegisterNodeRequest.FromString(body)
+            if any(node.public_key == asked.public_key for node in self.kept.nodes_info):
+                raise StateError("the SuperLink refuses register-node: Public key already in use.")
+            number = 2**63 + len(self.kept.nodes_info)
+            self.kept.nodes_info.add(node_id=number, status="registered", public_key=asked.public_key)
+        if call == "unregister-node":
+            number = UnregisterNodeRequest.FromString(body).node_id
+            found = [node for node in self.kept.nodes_info if node.node_id == number]
+            if not found or found[0].status == "unregistered":
+                raise StateError("the SuperLink refuses unregister-node: Node ID not found for account.")
+            found[0].status = "unregistered"
+        if call == self.lose:
+            self.lose = ""
+            raise StateError(f"the SuperLink does not answer {call}")
+        number = self.kept.nodes_info[-1].node_id if self.kept.nodes_info else 0
+        reply = self.kept if call == "list-nodes" else RegisterNodeResponse(node_id=number)
+        return Asked(reply.SerializeToString())
 
 
 @pytest.fixture
@@ -69,6 +103,46 @@ def test_requests_are_as_flower_reads_them(operator: OperatorFolder, monkeypatch
     frames = (StreamLogsResponse(log_output=text).SerializeToString() for text in ("one", "two"))
     asked.reply = b"".join(len(frame).to_bytes(4) + frame for frame in frames)
     assert [*control.stream_log(operator, "7", follow=True)] == ["one", "two"]
+
+
+@pytest.mark.parametrize("lost", ["the answer", "the file"])
+def test_a_site_is_added_and_revoked_by_the_same_command_said_again(
+    operator: OperatorFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    nodes, keys = Nodes(), [tmp_path / "old.pub", tmp_path / "new.pub"]
+    monkeypatch.setattr(control, "_call", nodes)
+    for path in keys:
+        path.write_bytes(encode_public_line(make_node_key()))
+
+    def fill_disk(name: str, record: SiteRecord) -> None:
+        if record.state != "added":
+            monkeypatch.undo()
+            monkeypatch.setattr(control, "_call", nodes)
+            raise StateError(f"{name}.yaml: could not be written")
+        OperatorFolder.write_site(operator, name, record)
+
+    def fail_once(call: str) -> None:
+        if lost == "the answer":
+            nodes.lose = call
+        else:
+            monkeypatch.setattr(operator, "write_site", fill_disk)
+
+    fail_once("register-node")
+    with pytest.raises(StateError, match="does not answer|could not be written"):
+        list(operations.add_site(operator, "graz", keys[0]))
+    list(operations.add_site(operator, "graz", keys[0]))
+    assert operator.site("graz") == SiteRecord(state="registered", node=str(2**63))
+    fail_once("unregister-node")
+    with pytest.raises(StateError, match="is shut out" if lost == "the answer" else "not be written"):
+        operations.revoke(operator, "graz")
+    assert (operator.site("graz").state == "revoked") == (lost == "the answer"), "the gateway shuts it out"
+    for _ in range(2):
+        operations.revoke(operator, "graz")
+        assert operator.site("graz").state == "revoked"
+        assert nodes.kept.nodes_info[0].status == "unregistered"
+        assert str(2**63) not in (operator.path / NODES).read_text()
+    list(operations.add_site(operator, "graz", keys[1]))
+    assert operator.site("graz") == SiteRecord(state="registered", node=str(2**63 + 1))
 
 
 def test_runs_are_read_as_flower_writes_them() -> None:

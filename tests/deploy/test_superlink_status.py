@@ -27,11 +27,12 @@ def said(
     silence: float = 0.0,
     others: dict[str, str] | None = None,
     unknown: dict[str, str] | None = None,
+    waits: bool = False,
 ) -> None:
     """The SuperLink has said this, so many seconds ago."""
     runs.mkdir(exist_ok=True)
     content = {"certificate_ends": time.time() + YEAR if ends is None else ends, "sites": sites}
-    content |= {"others": others or {}, "unknown": unknown or {}}
+    content |= {"others": others or {}, "unknown": unknown or {}, "certificate_waits": waits}
     (runs / STATUS).write_text(json.dumps(content))
     os.utime(runs / STATUS, (time.time() - silence, time.time() - silence))
 

@@ -159,6 +159,9 @@ STATES: dict[str, State] = {
     "superlink_port": State(taken_port, lambda w: w.federation(), ("superlink",)),
     "certificate_expired": State(lambda w: w.federation(ends=time.time() - 9), lambda w: w.federation()),
     "certificate_ends": State(lambda w: w.federation(ends=time.time() + 86_400), lambda w: w.federation()),
+    "certificate_waits": State(
+        lambda w: w.federation(ends=time.time() + 86_400, waits=True), lambda w: w.federation()
+    ),
     "disk_full": State(give(free=1e6), give(free=1e12)),
     "disk_low": State(give(free=1e9), give(free=1e12)),
     "paused": State(write("paused", reason="paused by the operator"), write("went_on")),

@@ -207,6 +207,15 @@ def test_who_is_connected_is_what_was_seen(world: World) -> None:
     json.dumps(status)
 
 
+def test_a_renewed_certificate_counts_once_it_is_served(world: World) -> None:
+    assert world.gateway is not None
+    before = asyncio.run(world.gateway.status())
+    world.folder.renew_server(400)
+    after = asyncio.run(world.gateway.status())
+    assert after["certificate_ends"] == before["certificate_ends"] < time.time() + 3 * 86_400
+    assert after["certificate_waits"] and not before["certificate_waits"]
+
+
 def test_a_header_that_stands_twice_gets_nowhere(world: World) -> None:
     line = f"POST {PULL} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n".encode()
     answer = world.raw(line + world.signed() + world.signed("linz") + b"\r\n")

@@ -102,7 +102,7 @@ def test_a_harmless_update_passes_and_regressions_of_class_site_and_subgroup_do_
 def test_the_card_has_every_verdict_and_keeps_what_somebody_wrote(runs: Path) -> None:
     gate(runs, "class", "--margin", 0.08)
     gate(runs, "class", "--margin", 0.09)
-    path = runs / "class" / "evaluations" / "outside" / VERDICTS
+    (path,) = (runs / "class" / "evaluations").glob(f"outside-*/{VERDICTS}")
     verdicts = path.read_text().splitlines()
     assert len(verdicts) >= 2
     for command in (["evaluate"], ["card", str(runs / "class")]):
@@ -116,6 +116,15 @@ def test_the_card_has_every_verdict_and_keeps_what_somebody_wrote(runs: Path) ->
     with pytest.raises(StateError, match=r"gate\.jsonl, line 1: damaged"):
         write_verdicts(runs / "class")
     path.write_text("\n".join(verdicts) + "\n")
+
+
+def test_a_verdict_is_in_the_card_wherever_the_report_is(runs: Path) -> None:
+    table(runs / "few.csv", 40, seed=5)
+    done = gate(runs, "sex", "--output", runs / "elsewhere", data="few.csv")
+    assert "REFUSED" in done.output and (runs / "elsewhere" / "report.html").exists()
+    for _ in range(2):
+        assert "on 40 records" in (runs / "sex" / "card.md").read_text()
+        assert CliRunner().invoke(app, ["card", str(runs / "sex")]).exit_code == 0
 
 
 def test_records_that_trained_or_chose_either_model_are_left_out_by_name(runs: Path) -> None:

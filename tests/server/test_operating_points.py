@@ -149,7 +149,8 @@ def test_a_run_keeps_its_operating_point_for_predict_evaluate_and_export(run: Pa
     assert ("ill: yes" in invoke("predict", run, new)) == bool(reached.any())
     told = " ".join(invoke("evaluate", run, new, "--prevalence", "ill=0.02").split())
     assert "Where 2 % of patients are ill: of those called so" in told
-    judged = read_measures(run / "evaluations" / "new")
+    (folder,) = (run / "evaluations").glob("new-*")
+    judged = read_measures(folder)
     assert judged is not None
     with open(new) as rows:
         ill = np.array([row["diagnosis"] == "ill" for row in csv.DictReader(rows)])

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from perennial import load_run
@@ -68,6 +71,12 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def find_evaluation(run: Path, data: str) -> Path:
+    """The folder of the only evaluation with data of this name."""
+    (found,) = (run / "evaluations").glob(f"{data}-????????")
+    return found
+
+
 def test_a_folder_gives_every_probability_and_set_as_csv_and_json(images: Path) -> None:
     run, outside = images / "runs" / "shades", images / "outside"
     invoke("predict", run, outside, "--output", images / "found.csv")
@@ -125,7 +134,8 @@ def test_an_onnx_file_has_everything_inside(images: Path) -> None:
 def test_outside_data_are_judged_with_the_same_measures(images: Path) -> None:
     run, outside = images / "runs" / "shades", images / "outside"
     invoke("evaluate", run, outside, "--set", r"patient=^(p\d+)-")
-    found = read_measures(run / "evaluations" / "outside")
+    folder = find_evaluation(run, "outside")
+    found = read_measures(folder)
     assert found is not None and found.source == "external" and found.samples == 60
     assert found.interval == "patients"
     saved = load_saved(run / "model.safetensors")
@@ -142,20 +152,20 @@ def test_outside_data_are_judged_with_the_same_measures(images: Path) -> None:
     covered = found.prediction_sets.thresholds["dark"].covered.value
     sets = [p.members or () for p in load_run(run).model.predict([outside / "dark"])]
     assert covered == pytest.approx(np.mean(["dark" in members for members in sets]))
-    assert "external validation" in (run / "evaluations" / "outside" / "report.html").read_text()
+    assert "external validation" in (folder / "report.html").read_text()
 
 
 def test_data_that_the_model_learnt_from_are_not_taken_for_outside_data(images: Path) -> None:
     run = images / "runs" / "shades"
     for data, own in ((images / "train", True), (images / "outside", False)):
         invoke("evaluate", run, data)
-        found = read_measures(run / "evaluations" / data.name)
+        found = read_measures(find_evaluation(run, data.name))
         assert found is not None and ("left out, which a model has learnt from" in found.headline[0]) == own
         assert found.samples == (35 if own else 60)
     notes = (run / "sites").rename(run / "away")
     invoke("evaluate", run, images / "train")
     notes.rename(run / "sites")
-    found = read_measures(run / "evaluations" / "train")
+    found = read_measures(find_evaluation(run, "train"))
     assert found is not None and "data of the run itself" in found.headline[0] and found.samples == 180
 
 
@@ -170,7 +180,32 @@ def test_a_card_tells_of_evaluations_outside_and_denies_none(images: Path) -> No
     invoke("card", run)
     text = (run / "card.md").read_text()
     assert "It was not judged" not in text
-    assert "## Judged outside the federation" in text and "| outside | 60 |" in text
+    assert "## Judged outside the federation" in text
+    assert f"| {find_evaluation(run, 'outside').name} | 60 |" in text
+
+
+def test_a_card_tells_a_sites_own_model_and_other_data_of_one_name_apart(images: Path) -> None:
+    run, twin = images / "runs" / "copy", images / "twin" / "outside"
+    shutil.copytree(images / "runs" / "shades", run, ignore=shutil.ignore_patterns("evaluations"))
+    shutil.copytree(images / "outside", twin)
+    next(twin.glob("dark/*.png")).unlink()
+    own = run / "sites" / "site-0" / "personal_model.safetensors"
+    with safe_open(run / "model.safetensors", framework="pt") as file:
+        # answers the first class always
+        nothing = {key: file.get_tensor(key) * 0 for key in file.keys()}  # noqa: SIM118
+        save_file(nothing, own, file.metadata())
+    for data in (images / "outside", twin):
+        invoke("evaluate", run, data)
+    more = "--site", "site-0", "--against", run, "--margin", "0.4"
+    done = CliRunner().invoke(app, [*map(str, ("evaluate", run, images / "outside", *more))])
+    assert done.exit_code == 1, done.output
+    invoke("card", run)
+    text = (run / "card.md").read_text()
+    assert " of site site-0 against the approved " in text
+    rows = [line for line in text.splitlines() if line.startswith("| outside-")]
+    assert sorted(row.split(" | ")[1] for row in rows) == ["59", "60"], "each of the run's own model"
+    (of_site,) = (run / "evaluations").glob("outside-site-0-*")
+    assert "model shades, site site-0" in (of_site / "report.html").read_text()
 
 
 def test_a_card_says_what_the_model_is_and_is_not(images: Path) -> None:

@@ -273,9 +273,10 @@ class Measures(_Part):
 
     source: who counted: the server on its test samples, the sites, or somebody outside the federation.
     held_out: samples that were counted as right or wrong; samples: those of them that the tables cover.
-    interval: what the intervals take as independent.
+    interval: what the intervals take as independent. model_file_sha256: of the model, in an evaluation.
     """
 
+    model_file_sha256: str = ""
     source: Literal["server", "sites", "external"]
     task: int | None = None
     samples: int

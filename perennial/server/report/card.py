@@ -142,9 +142,10 @@ def _describe_performance(measures: Measures | None) -> str:
 
 
 def _read_evaluations(folder: Path) -> list[tuple[str, Measures]]:
-    """(name of the data, measures) of each evaluation in a run's folder."""
+    """(folder's name, measures) of each evaluation of a run's model; not of a site's own, or a former one."""
+    model = hash_file(folder / GLOBAL_MODEL)
     found = [(path.parent.name, read_measures(path.parent)) for path in sorted(folder.glob(EVALUATIONS))]
-    return [(name, measures) for name, measures in found if measures is not None]
+    return [(name, measures) for name, measures in found if measures and measures.model_file_sha256 == model]
 
 
 def _set_rows(sets: PredictionSets) -> list[list[str]]:
