@@ -109,6 +109,11 @@ def _write_onnx(saved: "SavedModel", path: Path, facts: Mapping[str, Any]) -> No
     )
     assert program is not None
     proto = program.model_proto
+    if not proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
+        raise PerennialError(
+            f"export --onnx: model {saved.settings['model']['name']}: the file would take "
+            "no other number of samples than the exporter's example; use model.safetensors"
+        )
     onnx.helper.set_model_props(proto, {name: json.dumps(value) for name, value in facts.items()})
     replace_file(path, proto.SerializeToString(deterministic=True), mode=0o644)
 

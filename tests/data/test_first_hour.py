@@ -5,12 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from perennial import load_run
+from perennial.cli.export import export_command
 from perennial.cli.init import init_command
 from perennial.cli.main import app
-from perennial.foundation.errors import ConfigError
+from perennial.foundation.errors import ConfigError, PerennialError
+from perennial.models.prediction import Exported
 
 HEADER = "age,chol,sex,diagnosis,hospital"
 
@@ -65,13 +68,33 @@ def test_the_onnx_file_says_that_it_takes_raw_rows_and_names_each_number(run: Pa
     session = runtime.InferenceSession(tmp_path / "model.onnx")
     assert len(names) == session.get_inputs()[0].shape[1] == 7
     assert names[:2] == ["age", "age is missing (0 or 1)"] and "sex = f (0 or 1)" in names
-    # by these words alone, without any scaling, the file answers as `predict` does
-    rows = tmp_path / "two.csv"
-    rows.write_text("age,chol,sex\n71.5,260,m\n40,,f\n")
-    values = np.array([[71.5, 0, 260, 0, 0, 1, 0], [40, 0, np.nan, 1, 1, 0, 0]], dtype=np.float32)
-    stated = session.run(None, {session.get_inputs()[0].name: values})[0]
-    told = load_run(run).model.predict([rows])
-    assert stated.tolist() == [pytest.approx([*each.probabilities.values()], abs=1e-5) for each in told]
+    # by these words alone, without any scaling, the file answers as `predict` does, for any number of rows
+    texts = ["71.5,260,m", "40,,f", "52,,x"]
+    values = np.array(
+        [[71.5, 0, 260, 0, 0, 1, 0], [40, 0, np.nan, 1, 1, 0, 0], [52, 0, np.nan, 1, 0, 0, 1]],
+        dtype=np.float32,
+    )
+    model, rows = load_run(run).model, tmp_path / "rows.csv"
+    for some in (slice(0, 1), slice(0, 3)):
+        rows.write_text("\n".join(["age,chol,sex", *texts[some]]))
+        stated = session.run(None, {session.get_inputs()[0].name: values[some]})[0]
+        told = [[*each.probabilities.values()] for each in model.predict(rows)]
+        assert stated.tolist() == [pytest.approx(each, abs=1e-5) for each in told]
+
+
+def test_no_onnx_file_is_written_that_takes_one_number_of_rows_alone(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+
+    class Fixed(Exported):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return super().forward(x[: len(x)])
+
+    monkeypatch.setattr("perennial.models.prediction.Exported", Fixed)
+    with pytest.raises(PerennialError, match="no other number of samples"):
+        export_command(run, tmp_path, onnx=True)
+    assert not (tmp_path / "model.onnx").exists()
 
 
 def test_init_that_stops_leaves_no_file_and_asks_nothing_where_files_are(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class Pairs(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         values = x.clamp(-FURTHEST, FURTHEST)
-        constant = values.new_full((len(x), 1), APART * len(self.first) ** 0.5)
+        constant = values.new_full((x.shape[0], 1), APART * len(self.first) ** 0.5)
         return torch.cat([values, values[:, self.first] * values[:, self.second], constant], dim=1)
 
 
