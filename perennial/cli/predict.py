@@ -48,7 +48,10 @@ def predict_command(
             err=True,
         )
     if saved.confidence.void:
-        typer.echo(f"predict: the sets have no stated coverage: {saved.confidence.void}", err=True)
+        lacking = "the sets have no stated coverage"
+        if saved.confidence.thresholds is None:
+            lacking = "confidences are as the model states them, without prediction sets"
+        typer.echo(f"predict: {lacking}: {saved.confidence.void}", err=True)
     model = Model(saved)
     for sentence in _describe_strangers(saved, paths):
         typer.echo(f"predict: {sentence}", err=True)

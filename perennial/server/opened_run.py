@@ -24,7 +24,11 @@ from perennial.server.checkpoint import (
     save_checkpoint,
     save_previous,
 )
+from perennial.server.measures.record import FILE
+from perennial.server.rounds import History
 from perennial.server.run_folder import CHECKPOINT
+from perennial.server.run_measures import build_confidence_facts
+from perennial.server.summary import summarise_accuracy
 from perennial.strategies.analytic.cross_site import build_block
 from perennial.strategies.analytic.kept import FOLDER, KeptSums
 from perennial.strategies.analytic.method import Analytic
@@ -163,7 +167,8 @@ class OpenedRun:
         """Write the run's model with another head to `path`; returns its complete tensors."""
         tensors = {name: tensor.clone() for name, tensor in complete_state(self.saved.model).items()} | head
         settings = json.dumps(self.saved.settings)
-        save_model(path, tensors, self.saved.inputs, self.saved.classes, settings)
+        confidence = build_confidence_facts(None, withdrawn=True)
+        save_model(path, tensors, self.saved.inputs, self.saved.classes, settings, confidence=confidence)
         return tensors
 
     def commit(self, head: dict[str, Tensor]) -> None:
@@ -179,6 +184,10 @@ class OpenedRun:
         sha256, former = hash_tensors(arrays), progress.previous
         save_previous(folder, sha256, arrays, former)
         progress.previous, progress.holders = sha256, []
+        # a resume writes the summary again from the history; its figures are of the model before
+        sums = self.strategy.kept_sums
+        left = {site: sums.samples(site) for site in sums.sites}
+        History(progress.history).forget_measures(self.strategy.withdrawn, left)
         self.strategy.compare_again(range(len(self.classes)), able=self.strategy.keep_sites)
         changed = Checkpoint(progress, self.checkpoint.experiment, head, self.whole.state_dict())
         # twice, because the file before it is kept, and holds the sums of the withdrawn site
@@ -186,6 +195,7 @@ class OpenedRun:
         save_checkpoint(folder, changed)
         save_previous(folder, sha256, arrays, sha256)
         self.write_model(self.folder / GLOBAL_MODEL, head)
+        (self.folder / FILE).unlink(missing_ok=True)
         path = self.folder / "summary.json"
         summary = json.loads(path.read_text())
         summary["model_sha256"] = hash_tensors(head)
@@ -193,17 +203,9 @@ class OpenedRun:
         summary.pop("cross_site", None)
         if self.strategy.cross_site:
             summary["cross_site"] = self.strategy.cross_site
-        sums, withdrawn = self.strategy.kept_sums, self.strategy.withdrawn
-        summary["sites"] = {
-            site: facts | ({"samples": sums.samples(site)} if site in sums.sites else {})
-            for site, facts in summary["sites"].items()
-            if site not in withdrawn
-        }
-        in_part = {record["site"] for record in self.strategy.groups.values()}
-        summary["analytic"] |= self.strategy.summarise_sums() | {
-            "withdrawn": sorted(withdrawn),
-            "withdrawn_in_part": sorted(in_part - withdrawn.keys()),
-        }
+        summary |= summarise_accuracy(progress.history) | {"measures": None, "stopped_learning": None}
+        summary["sites"] = progress.history["sites"]
+        summary["analytic"] |= self.strategy.summarise_sums()
         replace_file(path, (json.dumps(summary, indent=2) + "\n").encode(), mode=0o644)
 
     def begin_again(self) -> None:
@@ -225,6 +227,8 @@ class OpenedRun:
         The model at the end of the task before is solved for again too, from the sums of the tasks up to it.
         """
         folder, progress, former = self.folder / CHECKPOINT, self.checkpoint.progress, self.checkpoint
+        for site in self.strategy.withdrawn:
+            progress.history.get("sites", {}).pop(site, None)
         before: dict[str, Tensor] = {}
         if progress.previous:
             before = load_previous(folder, progress.previous)

@@ -1,6 +1,6 @@
 """Runs one round: chooses sites and strategy, and decides what happens if too few answer."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from perennial.config import charges
@@ -60,6 +60,23 @@ class History:
     def site(self, name: str) -> dict[str, Any]:
         """The counters of one site, made at the first call."""
         return self.data["sites"].setdefault(name, {"samples": 0, "rounds": 0, "rejected": 0, "refused": 0})
+
+    def forget_measures(self, gone: Collection[str], left: Mapping[str, int]) -> None:
+        """Forget every figure, because records that the models had learnt from were withdrawn.
+
+        gone: sites to forget with theirs. left: number of the others' samples.
+        """
+        for name in MEASURED:
+            self.data[name] = [
+                [None] * len(each) if name in ("central", "class_accuracy") else None
+                for each in self.data[name]
+            ]
+        self.data["stopped"] = []
+        self.data["sites"] = {
+            site: {**facts, "samples": left.get(site, facts["samples"]), "accuracy": None}
+            for site, facts in self.data["sites"].items()
+            if site not in gone
+        }
 
     def round_done(self, outcome: RoundOutcome) -> None:
         """Count one round."""

@@ -155,10 +155,18 @@ def _describe_unlearnt(names: Sequence[str]) -> list[str]:
     ]
 
 
-def build_confidence_facts(measures: Measures | None, *, one_classifier: bool = True) -> dict[str, Any]:
-    """The fields of a saved model's Confidence; {} if it was not calibrated."""
+WITHDRAWN = "records were withdrawn, and nobody has calibrated the model that is left"
+
+
+def build_confidence_facts(
+    measures: Measures | None, *, one_classifier: bool = True, withdrawn: bool = False
+) -> dict[str, Any]:
+    """The fields of a saved model's Confidence; {} if it was not calibrated.
+
+    withdrawn: whether records of the model were withdrawn.
+    """
     if measures is None or not one_classifier:
-        return {}
+        return {"void": WITHDRAWN} if withdrawn else {}
     sets = measures.prediction_sets
     return {
         "temperature": measures.calibration.temperature,

@@ -182,18 +182,22 @@ class Run:
 
     @property
     def withdrawn(self) -> str:
-        """What was taken out of the model after the run's figures were measured, in words; '' if nothing."""
-        block = self.blocks.get("analytic")
-        if not isinstance(block, Mapping):
-            return ""
-        whole, in_part = (block.get(key) or () for key in ("withdrawn", "withdrawn_in_part"))
-        names = [*map(str, whole), *(f"records of {site}" for site in in_part)]
+        """What was taken out of the model, and whether anybody measured it since, in words; '' if nothing."""
+        names = find_withdrawn(self.blocks.get("analytic"))
         if not names:
             return ""
-        return (
-            f"Withdrawn after the run: {', '.join(names)}. All figures are of the model before that; "
-            "judge this one by: perennial evaluate RUN DATA."
-        )
+        said = f"Withdrawn: {', '.join(names)}."
+        if self.measures is None and self.summary.final_accuracy is None:
+            said += " Nobody has measured the model since; judge it by: perennial evaluate RUN DATA."
+        return said
+
+
+def find_withdrawn(block: object) -> list[str]:
+    """What was taken out of a model, by the block `analytic` of its summary."""
+    if not isinstance(block, Mapping):
+        return []
+    whole, in_part = (block.get(key) or () for key in ("withdrawn", "withdrawn_in_part"))
+    return [*map(str, whole), *(f"records of {site}" for site in in_part)]
 
 
 def read_run(folder: Path) -> Run:

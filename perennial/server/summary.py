@@ -29,6 +29,7 @@ from perennial.server.metrics import (
 )
 from perennial.server.preflight import open_channels
 from perennial.server.run_measures import build_confidence_facts
+from perennial.server.run_record import find_withdrawn
 from perennial.server.stopped import suggest_settings
 
 MODEL_HASHES = ("model_sha256", "group_models_sha256", "personal_models_sha256")
@@ -59,7 +60,11 @@ def write_results(
         inputs,
         position.registry.classes,
         experiment,
-        confidence=build_confidence_facts(measures, one_classifier=position.one_classifier),
+        confidence=build_confidence_facts(
+            measures,
+            one_classifier=position.one_classifier,
+            withdrawn=bool(find_withdrawn(summary.get("analytic"))),
+        ),
     )
     summary["model_file_sha256"] = hash_file(folder / GLOBAL_MODEL)
     replace_file(folder / "metrics.csv", format_metrics_csv(read_events(folder)).encode(), mode=0o644)
@@ -116,25 +121,13 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     """
     position, history, schedule = curriculum.position, curriculum.history.data, curriculum.position.schedule
     by_round = list_measured_rounds(read_events(curriculum.folder.path))
-    matrix, averages = history["central"], history["average"]
     classes = position.registry.classes
     return {
         "experiment": position.experiment.name,
         "seed": position.experiment.seed,
         "engine": engine,
         "cohort": position.progress.cohort,
-        "accuracy_matrix": matrix,
-        "average_accuracy": averages,
-        "average_incremental_accuracy": average_incremental_accuracy(averages),
-        "final_accuracy": averages[-1],
-        "balanced_accuracy": history["balanced"],
-        "unbalanced": history.get("unbalanced", False),
-        "class_accuracy": history["class_accuracy"],
-        "forgetting": compute_forgetting(matrix),
-        "backward_transfer": compute_backward_transfer(matrix),
-        "federated_accuracy": history["federated"],
-        "federated_interval": history["federated_interval"],
-        "federated_noise": history["federated_noise"],
+        **summarise_accuracy(history),
         "rounds": position.progress.round - position.progress.passed,
         "accuracy_by_round": [accuracy for accuracy, _ in by_round],
         "bytes_by_round": [sent for _, sent in by_round],
@@ -164,6 +157,25 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "versions": {"perennial": perennial.__version__}
         | {name: version(name) for name in ("flwr", "torch", "numpy")}
         | {"python": platform.python_version()},
+    }
+
+
+def summarise_accuracy(history: Mapping[str, Any]) -> dict[str, Any]:
+    """What summary.json says of accuracy after each task. history: the data of a History."""
+    matrix, averages = history["central"], history["average"]
+    return {
+        "accuracy_matrix": matrix,
+        "average_accuracy": averages,
+        "average_incremental_accuracy": average_incremental_accuracy(averages),
+        "final_accuracy": averages[-1],
+        "balanced_accuracy": history["balanced"],
+        "unbalanced": history.get("unbalanced", False),
+        "class_accuracy": history["class_accuracy"],
+        "forgetting": compute_forgetting(matrix),
+        "backward_transfer": compute_backward_transfer(matrix),
+        "federated_accuracy": history["federated"],
+        "federated_interval": history["federated_interval"],
+        "federated_noise": history["federated_noise"],
     }
 
 

@@ -6,9 +6,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from perennial.cli.main import app
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import hash_file
 from perennial.models.saved import load_saved
@@ -74,10 +77,40 @@ def test_summary_report_and_card_say_what_is_left(runs: Path) -> None:
     assert {site: facts["samples"] for site, facts in found["sites"].items()} == {
         site: facts["samples"] for site, facts in never["sites"].items()
     }
-    told = "Withdrawn after the run: site-2. All figures are of the model before that"
+    told = "Withdrawn: site-2. Nobody has measured the model since"
     card = write_card(folder).read_text()
     assert told in card and "Trained by 3 sites" in card and "| site-2 |" not in card
     assert told in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_no_figure_of_the_model_before_is_given_for_the_new_one(tmp_path: Path, resumed: bool) -> None:
+    """Neither in summary, report and card nor as the model's calibration, also when the run is resumed."""
+    data = DATA | {"calibration_fraction": 0.2}
+    settings: dict[str, Any] = {"data": data, "tasks": TASKS, "evaluation": {"coverage": 0.8}}
+    before = run(tmp_path, "whole", **settings)
+    folder = tmp_path / "runs" / "whole"
+    assert before["final_accuracy"] > 0.5 and load_saved(folder / "model.safetensors").confidence.thresholds
+    withdraw(folder, "site-2")
+    if resumed:
+        run(tmp_path, "whole", resume="yes", **settings)
+    found = summary(folder)
+    assert found["analytic"]["withdrawn"] == ["site-2"] and set(found["sites"]) == {
+        "site-0",
+        "site-1",
+        "site-3",
+    }
+    assert found["measures"] is found["final_accuracy"] is found["sites"]["site-0"]["accuracy"] is None
+    assert found["accuracy_matrix"] == [[None], [None, None]] and not (folder / "measures.json").exists()
+    card, page = write_card(folder).read_text(), (folder / "report.html").read_text()
+    assert "Nobody measured this model" in card and "Prediction sets" not in card
+    assert "nobody measured how well the model tells all 10 classes apart" in page and "site-2 10" not in page
+    confidence = load_saved(folder / "model.safetensors").confidence
+    assert confidence.thresholds is confidence.temperature is None and "withdrawn" in confidence.void
+    sample = tmp_path / "one.npz"
+    np.savez(sample, x=np.zeros((1, *load_saved(folder / "model.safetensors").inputs.shape), np.uint8))
+    told = CliRunner().invoke(app, ["predict", str(folder), str(sample)], catch_exceptions=False)
+    assert "without prediction sets: records were withdrawn" in told.stderr
 
 
 @pytest.mark.parametrize("chosen", ["gcv", 0.5])

@@ -39,7 +39,7 @@ def write_card(folder: Path, intended_use: Path | None = None) -> Path:
         _describe_model(run, saved),
         "## Intended use\n\n" + use,
         "## Data\n\n" + _describe_data(run),
-        "## How well it works\n\n" + _describe_performance(run.measures),
+        "## How well it works\n\n" + _describe_performance(run),
         *(
             ["## Judged outside the federation\n\n" + judged]
             if (judged := _describe_evaluations(folder))
@@ -95,8 +95,11 @@ def _describe_data(run: Run) -> str:
     return f"{text}\n\n{note}"
 
 
-def _describe_performance(measures: Measures | None) -> str:
+def _describe_performance(run: Run) -> str:
+    measures = run.measures
     if measures is None:
+        if run.summary.final_accuracy is None:
+            return "Nobody measured this model."
         return "Nobody measured more than the share of right answers; see report.html."
     rows = [
         [

@@ -217,11 +217,16 @@ class Analytic(IncrementalStrategy):
 
     def summarise_sums(self) -> dict[str, Any]:
         """What summary.json says of the present sums and their head."""
-        total = self.sums.total
+        total, in_part = self.sums.total, {record["site"] for record in self.groups.values()}
+        gone = {
+            "withdrawn": sorted(self.withdrawn),
+            "withdrawn_in_part": sorted(in_part - self.withdrawn.keys()),
+        }
         return {
             "samples": self.sums.number,
             "sums_sha256": None if total is None else total.sha256,
             "shrinkage": {str(task): value for task, value in sorted(self.chosen.items())},
+            **(gone if any(gone.values()) else {}),
         }
 
     def state_dict(self) -> dict[str, Any]:
