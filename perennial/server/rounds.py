@@ -235,7 +235,8 @@ class Rounds:
             # a site whose disk failed may have charged its ledger before
             said_no = [site for site, reason in outcome.refused if not reason.startswith("state:")]
             self._releases.refused(number, said_no, charge, same=same)
-        known = self._history.known_sites
+        away = sorted(self._attendance.list_declared_away(number))
+        known = dict.fromkeys((*self._history.known_sites, *away))
         outcome.absent += [site for site in known if site not in (*sites, *outcome.absent)]
         if running is not None and not outcome.skipped:
             running.round_done(outcome.participants.values())

@@ -79,7 +79,7 @@ class Progress:
     secret: str = ""
     """Hexadecimal, drawn where sites hold their own data; never sent. Empty in simulation."""
     passed: int = 0
-    """Rounds of the schedule that were left out, because the learner trains no more."""
+    """Rounds of the schedule that were left out, because too many sites are declared absent."""
     bounds: PlainObject = field(default_factory=dict)
     """Medians of the latest rounds, from which bounds on the next one's updates follow."""
     cohort: int = 1
@@ -118,9 +118,10 @@ class Progress:
         self.round, self.round_in_task = self.round + 1, self.round_in_task + 1
 
     def passed_over(self) -> None:
-        """Leave out a round in which the experiment declares too many sites absent; it counts as one."""
+        """Leave out a round in which the experiment declares too many sites absent; it keeps its number."""
         self._require("passed_over")
         self.round, self.round_in_task = self.round + 1, self.round_in_task + 1
+        self.passed += 1
 
     def task_learnt(self, model: str, holders: list[str]) -> None:
         """Go on to the next task. model: SHA-256 of the previous model there. holders: sites that keep it."""

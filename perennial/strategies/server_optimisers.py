@@ -4,6 +4,7 @@ Reddi et al. 2021 (arXiv 2003.00295) for Adam, Yogi and Adagrad; Hsu et al. 2019
 momentum; Li et al. 2020 (arXiv 1812.06127) for FedProx.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -197,6 +198,6 @@ class FedAdagrad(Adaptive):
 
 
 def _check_value(key: str, value: float, allowed: bool, words: str) -> float:
-    if not allowed:
-        raise ValueError(f"{key}: found {value}, allowed {words}")
+    if not (allowed and math.isfinite(value)):
+        raise ValueError(f"{key}: found {value}, allowed finite numbers, {words}")
     return value

@@ -101,6 +101,18 @@ def test_a_bad_reply_is_dropped_and_the_run_goes_on(tmp_path: Path, fault: Fault
     assert summary["final_accuracy"] >= 0
 
 
+def test_a_site_that_is_declared_away_from_the_first_round_on_is_listed_as_absent(tmp_path: Path) -> None:
+    summary, rounds = run(
+        tmp_path,
+        set(),
+        silence,
+        absence=[{"site": "site-0", "first_round": 1, "last_round": 1}],
+        tasks={"count": 1, "rounds": 2},
+    )
+    assert [event["absent"] for event in rounds] == [["site-0"], []]
+    assert summary["rounds"] == 2
+
+
 def test_when_all_fail_the_model_stays_and_the_run_stops_with_the_reasons(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"2 times in a row.*site-0.*NaN.*can be resumed"):
         run(tmp_path, {1, 2, 3}, poison)

@@ -90,8 +90,9 @@ def test_every_run_can_be_finished_and_none_skips_or_repeats_a_round() -> None:
             assert now.round == done, "rounds keep the numbers of the plan, whatever was passed over"
             assert 0 <= now.passed <= now.round
             if event == "begun_again":
-                assert (now.task, now.round, now.previous, now.holders) == (1, 0, "", [])
+                assert (now.task, now.round, now.passed, now.previous, now.holders) == (1, 0, 0, "", [])
                 continue
+            assert now.passed - before.passed == (event == "absent by plan")
             assert now.round - before.round in (0, 1)
             assert now.task - before.task in (0, 1)
             assert now.finished is (event == "results_written")
