@@ -68,6 +68,23 @@ def test_runs_of_one_name_with_other_settings_are_rows_of_their_own(tmp_path: Pa
     ]
 
 
+def test_runs_of_one_name_on_other_data_are_rows_of_their_own(tmp_path: Path) -> None:
+    folders = [
+        write_run(
+            tmp_path / str(seed), [], f"seed: {seed}\ndata: {{path: /{seed}.csv}}\n", seed=seed, **found
+        )
+        for seed, found in enumerate(
+            ({"data_sha256": "a" * 64}, {"data_sha256": "a" * 64}, {"data_sha256": "b" * 64}), start=1
+        )
+    ]
+    other = write_run(tmp_path / "4", [], "seed: 4\n", seed=4, data_sha256="b" * 64, classes=["a", "d"])
+    assert [sorted(row.runs) for row in compare(folders).rows] == [[1, 2], [3]]
+    assert [row.experiment for row in compare([folders[2], other]).rows] == [
+        "small (classes=a b c)",
+        "small (classes=a d)",
+    ]
+
+
 def test_the_same_seed_twice_with_other_results_is_refused(tmp_path: Path) -> None:
     (first,) = seeds(tmp_path / "one", "small", {1: 0.5})
     (again,) = seeds(tmp_path / "two", "small", {1: 0.6})

@@ -1,7 +1,7 @@
 """Compares several runs: means over seeds, and differences seed by seed.
 
-A row is an experiment: runs of one name and the same settings but the seed. Deviations are those of a sample
-(divided by n - 1); with one seed there is none. A claim "A > B" rests on the seeds that both have: on how
+A row is an experiment: runs of one name, the same data and settings but the seed. Deviations are those of a
+sample (divided by n - 1); with one seed there is none. A claim "A > B" rests on the seeds that both have: on how
 many of them A wins, and by how much in the mean. That is no significance test, and none is given. "A = B"
 says that the mean difference is zero; the wins are A's.
 
@@ -237,9 +237,16 @@ def choose_measures(rows: Sequence[Row]) -> list[str]:
 def _group_by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs of one name by the settings in which they differ ('learner.epochs=2'); '' where they agree.
 
-    Neither a seed nor where a file lies on a disk makes another experiment.
+    Neither a seed nor where a file lies on a disk makes another experiment; what the file holds does.
     """
-    settings = [_flatten_settings(run) for run in runs]
+    settings = [
+        _flatten_settings(run)
+        | {
+            "classes": " ".join(sorted(run.summary.classes)),
+            "data_sha256": (run.summary.data_sha256 or "unknown")[:12],
+        }
+        for run in runs
+    ]
     keys = dict.fromkeys(
         key for one in settings for key in one if key not in {"seed", *_flatten_keys(ON_DISK)}
     )
