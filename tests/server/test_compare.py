@@ -40,6 +40,17 @@ def test_a_comparison_gives_means_sample_deviations_and_paired_differences(tmp_p
     assert final[0].mean == pytest.approx(0.05)
 
 
+def test_no_average_over_other_tasks_is_claimed(tmp_path: Path) -> None:
+    orders = {"first": [["a"], ["b"], ["c"]], "turned": [["c"], ["a"], ["b"]], "one": [["a"], ["c", "b"]]}
+    runs = {
+        name: write_run(tmp_path / name, [], experiment=name, tasks=tasks) for name, tasks in orders.items()
+    }
+    again = write_run(tmp_path / "again", [], experiment="again")
+    assert {d.measure for d in compare([runs["first"], again]).differences} > {"final accuracy"}
+    for other in ("turned", "one"):
+        assert {d.measure for d in compare([runs[other], again]).differences} == {"final accuracy"}
+
+
 def test_classes_of_very_different_size_are_compared_by_balanced_accuracy_first(tmp_path: Path) -> None:
     many = write_run(tmp_path / "many", [], "seed: 1\n", experiment="many", balanced_accuracy=[0.9, 0.5, 0.4])
     fair = write_run(

@@ -190,10 +190,18 @@ def explain_unlike_data(first: Row, second: Row) -> str:
 
 
 def _select_claimed(first: Row, second: Row) -> Sequence[str]:
-    """Measures of which two rows allow a claim: a mean over tasks needs the same number of tasks."""
-    tasks = {len(run.summary.accuracy_matrix) for row in (first, second) for run in row.runs.values()}
+    """Measures of which two rows allow a claim: a mean over tasks needs the same classes in each task."""
     finals = [measure for measure in choose_measures([first, second]) if measure in FINAL]
-    return [*finals, *OVER_TASKS] if len(tasks) == 1 else finals
+    alike = all(
+        _list_tasks(first.runs[seed]) == _list_tasks(second.runs[seed])
+        for seed in first.runs.keys() & second.runs.keys()
+    )
+    return [*finals, *OVER_TASKS] if alike else finals
+
+
+def _list_tasks(run: Run) -> tuple[int, list[set[str]]]:
+    """The number of tasks that were measured, and the classes of each."""
+    return len(run.summary.accuracy_matrix), [{*task} for task in run.summary.tasks]
 
 
 def _build_rows(runs: Sequence[Run]) -> list[Row]:
