@@ -116,6 +116,7 @@ class Summary(_Record):
     model_file_sha256: str | None = None
     measured_on: str | None = None
     """SHA-256 of the server's test samples and their classes; None where the server has none."""
+    data_sha256: str | None = None
     group_models_sha256: dict[str, str] = {}
     personal_models_sha256: dict[str, str] = {}
     sites: dict[str, SiteSummary]

@@ -48,6 +48,7 @@ def write_results(
     measures = read_measures(folder)
     summary = summarise(curriculum, engine) | {
         "measured_on": measured_on,
+        "data_sha256": hash_data(position.experiment.data.path),
         "measures": _extract_outline(measures),
     }
     curriculum.journal.write(
@@ -73,6 +74,11 @@ def write_results(
 
     write_report(folder)
     return summary
+
+
+def hash_data(path: str | None) -> str | None:
+    """SHA-256 of the file of `data.path`; None for a folder, and where there is no file."""
+    return hash_file(Path(path)) if path is not None and Path(path).is_file() else None
 
 
 def _extract_outline(measures: Measures | None) -> dict[str, Any] | None:

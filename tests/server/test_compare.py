@@ -40,6 +40,17 @@ def test_a_comparison_gives_means_sample_deviations_and_paired_differences(tmp_p
     assert final[0].mean == pytest.approx(0.05)
 
 
+def test_no_average_over_other_tasks_is_claimed(tmp_path: Path) -> None:
+    orders = {"first": [["a"], ["b"], ["c"]], "turned": [["c"], ["a"], ["b"]], "one": [["a"], ["c", "b"]]}
+    runs = {
+        name: write_run(tmp_path / name, [], experiment=name, tasks=tasks) for name, tasks in orders.items()
+    }
+    again = write_run(tmp_path / "again", [], experiment="again")
+    assert {d.measure for d in compare([runs["first"], again]).differences} > {"final accuracy"}
+    for other in ("turned", "one"):
+        assert {d.measure for d in compare([runs[other], again]).differences} == {"final accuracy"}
+
+
 def test_classes_of_very_different_size_are_compared_by_balanced_accuracy_first(tmp_path: Path) -> None:
     many = write_run(tmp_path / "many", [], "seed: 1\n", experiment="many", balanced_accuracy=[0.9, 0.5, 0.4])
     fair = write_run(
@@ -65,6 +76,23 @@ def test_runs_of_one_name_with_other_settings_are_rows_of_their_own(tmp_path: Pa
     assert [(row.experiment, sorted(row.runs)) for row in comparison.rows] == [
         ("small (learner.epochs=2)", [1, 2]),
         ("small (learner.epochs=1)", [1, 2]),
+    ]
+
+
+def test_runs_of_one_name_on_other_data_are_rows_of_their_own(tmp_path: Path) -> None:
+    folders = [
+        write_run(
+            tmp_path / str(seed), [], f"seed: {seed}\ndata: {{path: /{seed}.csv}}\n", seed=seed, **found
+        )
+        for seed, found in enumerate(
+            ({"data_sha256": "a" * 64}, {"data_sha256": "a" * 64}, {"data_sha256": "b" * 64}), start=1
+        )
+    ]
+    other = write_run(tmp_path / "4", [], "seed: 4\n", seed=4, data_sha256="b" * 64, classes=["a", "d"])
+    assert [sorted(row.runs) for row in compare(folders).rows] == [[1, 2], [3]]
+    assert [row.experiment for row in compare([folders[2], other]).rows] == [
+        "small (classes=a b c)",
+        "small (classes=a d)",
     ]
 
 

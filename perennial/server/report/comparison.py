@@ -1,8 +1,8 @@
 """Compares several runs: means over seeds, and differences seed by seed.
 
-A row is an experiment: runs of one name and the same settings but the seed. Deviations are those of a sample
-(divided by n - 1); with one seed there is none. A claim "A > B" rests on the seeds that both have: on how
-many of them A wins, and by how much in the mean. That is no significance test, and none is given. "A = B"
+A row is an experiment: runs of one name, the same data and settings but the seed. Deviations are those of a
+sample (divided by n - 1); with one seed there is none. A claim "A > B" rests on the seeds that both have: on
+how many of them A wins, and by how much in the mean. That is no significance test, and none is given. "A = B"
 says that the mean difference is zero; the wins are A's.
 
 A claim needs runs that were measured on the same samples and classes (`measured_on` of the summary; where a
@@ -190,10 +190,18 @@ def explain_unlike_data(first: Row, second: Row) -> str:
 
 
 def _select_claimed(first: Row, second: Row) -> Sequence[str]:
-    """Measures of which two rows allow a claim: a mean over tasks needs the same number of tasks."""
-    tasks = {len(run.summary.accuracy_matrix) for row in (first, second) for run in row.runs.values()}
+    """Measures of which two rows allow a claim: a mean over tasks needs the same classes in each task."""
     finals = [measure for measure in choose_measures([first, second]) if measure in FINAL]
-    return [*finals, *OVER_TASKS] if len(tasks) == 1 else finals
+    alike = all(
+        _list_tasks(first.runs[seed]) == _list_tasks(second.runs[seed])
+        for seed in first.runs.keys() & second.runs.keys()
+    )
+    return [*finals, *OVER_TASKS] if alike else finals
+
+
+def _list_tasks(run: Run) -> tuple[int, list[set[str]]]:
+    """The number of tasks that were measured, and the classes of each."""
+    return len(run.summary.accuracy_matrix), [{*task} for task in run.summary.tasks]
 
 
 def _build_rows(runs: Sequence[Run]) -> list[Row]:
@@ -237,9 +245,16 @@ def choose_measures(rows: Sequence[Row]) -> list[str]:
 def _group_by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs of one name by the settings in which they differ ('learner.epochs=2'); '' where they agree.
 
-    Neither a seed nor where a file lies on a disk makes another experiment.
+    Neither a seed nor where a file lies on a disk makes another experiment; what the file holds does.
     """
-    settings = [_flatten_settings(run) for run in runs]
+    settings = [
+        _flatten_settings(run)
+        | {
+            "classes": " ".join(sorted(run.summary.classes)),
+            "data_sha256": (run.summary.data_sha256 or "unknown")[:12],
+        }
+        for run in runs
+    ]
     keys = dict.fromkeys(
         key for one in settings for key in one if key not in {"seed", *_flatten_keys(ON_DISK)}
     )
