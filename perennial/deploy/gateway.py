@@ -12,7 +12,6 @@ import base64
 import datetime
 import json
 import logging
-import resource
 import ssl
 import sys
 import time
@@ -39,7 +38,16 @@ from perennial.deploy.control import PROTOBUF, RunBook, decode_fields, encode_fi
 from perennial.deploy.federation import OperatorFolder, SiteRecord
 from perennial.deploy.handshake import CLOCK, CONNECTED, REVOKED, UNREGISTERED
 from perennial.deploy.superlink import STATUS
-from perennial.deploy.traffic import CONNECTIONS, MIB, Connection, Room, cut_body, read_body, send_answer
+from perennial.deploy.traffic import (
+    CONNECTIONS,
+    MIB,
+    Connection,
+    Room,
+    cut_body,
+    raise_open_files,
+    read_body,
+    send_answer,
+)
 from perennial.foundation.errors import PerennialError, clean_text
 from perennial.foundation.files import replace_file
 from perennial.foundation.heartbeat import BEAT, renew
@@ -381,10 +389,7 @@ def make_settings(folder: OperatorFolder) -> dict[str, Any]:
 
 def main(path: Path) -> None:
     """Serve until this process is asked to end."""
-    wanted, (soft, hard) = 4 * CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:  # 1,024 under systemd
-        most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    raise_open_files()
     logging.basicConfig(format="%(levelname)s %(asctime)s: %(message)s", level=logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     folder = OperatorFolder(path)

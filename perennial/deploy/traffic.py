@@ -5,6 +5,7 @@ whoever is told 503 here waits, and loses nothing.
 """
 
 import asyncio
+import resource
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -179,3 +180,11 @@ def make_loop() -> asyncio.AbstractEventLoop:
     prompt = partial(loop.create_server, ssl_handshake_timeout=PATIENCE, ssl_shutdown_timeout=PATIENCE)
     loop.create_server = prompt  # type: ignore[method-assign]  # pyright: ignore
     return loop
+
+
+def raise_open_files() -> None:
+    """Let this process open as many files as its connections need, as far as the system allows."""
+    wanted, (soft, hard) = 4 * CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:  # 1,024 under systemd
+        most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
