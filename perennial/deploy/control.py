@@ -193,6 +193,14 @@ def decode_fields(data: bytes) -> list[tuple[int, Any]]:
     return [(field.field_number, field.data) for field in UnknownFieldSet(message)]
 
 
+def decode_once(data: bytes) -> dict[int, Any]:
+    """The fields by number. Raises ValueError where one stands twice: Flower may take the other one."""
+    fields = decode_fields(data)
+    if len(fields) != len(dict(fields)):
+        raise ValueError("a field stands twice")
+    return dict(fields)
+
+
 class RunBook:
     """The record of starts in the operator's folder of apps."""
 

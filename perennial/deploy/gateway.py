@@ -34,7 +34,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perennial.deploy.certificates import convert_to_pem, read_validity
-from perennial.deploy.control import PROTOBUF, RunBook, decode_fields, encode_fields, parse_runs
+from perennial.deploy.control import PROTOBUF, RunBook, decode_fields, decode_once, encode_fields, parse_runs
 from perennial.deploy.federation import OperatorFolder, SiteRecord
 from perennial.deploy.handshake import CLOCK, CONNECTED, REVOKED, UNREGISTERED
 from perennial.deploy.superlink import STATUS
@@ -350,7 +350,7 @@ def _check_reply(body: bytes, node: int) -> None:
     """
     try:
         (first, message), (second, tree) = [part for part in decode_fields(body) if part[0] in (2, 3)]
-        facts = _decode_once(_decode_once(message)[1])
+        facts = decode_once(decode_once(message)[1])
         roots = [root for number, root in decode_fields(tree) if number == 1]
         # whoever reads text ignores a number in its place
         answers = isinstance(facts[5], bytes) and facts[5] != b""
@@ -358,14 +358,6 @@ def _check_reply(body: bytes, node: int) -> None:
             raise ValueError("no reply of this node")
     except (KeyError, TypeError, ValueError):
         raise Refusal(400, "found no single reply of this site") from None
-
-
-def _decode_once(data: bytes) -> dict[int, Any]:
-    """The fields by number. Raises ValueError where one stands twice: Flower may take the other one."""
-    fields = decode_fields(data)
-    if len(fields) != len(dict(fields)):
-        raise ValueError("a field stands twice")
-    return dict(fields)
 
 
 def make_settings(folder: OperatorFolder) -> dict[str, Any]:
