@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +101,9 @@ def plan_sweep(
 ) -> list[Planned]:
     """Every run of a sweep, read and checked.
 
-    Raises ConfigError where a setting is wrong, or a folder holds a run of other settings.
+    Raises ConfigError where a setting is wrong, or a folder holds a run of other settings or data.
     """
+    from perennial.server.summary import hash_data
     from perennial.strategies.factory import build_strategy
 
     if "seed" in axes:
@@ -123,6 +125,7 @@ def plan_sweep(
     names = [each.folder.name for each in planned]
     if twice := {each for each in names if names.count(each) > 1}:
         raise ConfigError(f"--sweep: two settings would have the run folder {min(twice)}; allowed: one")
+    compute_hash = cache(hash_data)
     for each in planned:
         there = each.folder / "experiment.yaml"
         if overwrite or not has_finished_round(each.folder):
@@ -130,6 +133,13 @@ def plan_sweep(
         if read_yaml(there) != yaml.safe_load(each.experiment.to_yaml()):
             raise ConfigError(
                 f"{each.folder}: holds a run of other settings; allowed: another --name, or --overwrite"
+            )
+        summary, data = each.folder / "summary.json", each.experiment.data.path
+        known = json.loads(summary.read_bytes()).get("data_sha256") if summary.exists() else None
+        if known is not None and known != compute_hash(data):
+            raise ConfigError(
+                f"{each.folder}: its run read other data than {data} holds now; allowed: another --name, or "
+                "--overwrite"
             )
     return planned
 

@@ -106,6 +106,9 @@ def test_a_folder_with_a_run_of_other_settings_is_refused(tmp_path: Path) -> Non
     (folder / "summary.json").write_text("{}")
     (folder / "experiment.yaml").write_text(planned[0].experiment.to_yaml())
     plan_sweep(QUICKSTART, [1], axes, [], "", tmp_path)
+    (folder / "summary.json").write_text(json.dumps({"data_sha256": "0" * 64}))
+    with pytest.raises(ConfigError, match="quickstart-1-s1: its run read other data"):
+        plan_sweep(QUICKSTART, [1], axes, [], "", tmp_path)
     (folder / "experiment.yaml").write_text(planned[1].experiment.to_yaml())
     with pytest.raises(ConfigError, match="quickstart-1-s1: holds a run of other settings"):
         plan_sweep(QUICKSTART, [1], axes, [], "", tmp_path)

@@ -1,8 +1,8 @@
 """Compares several runs: means over seeds, and differences seed by seed.
 
 A row is an experiment: runs of one name, the same data and settings but the seed. Deviations are those of a
-sample (divided by n - 1); with one seed there is none. A claim "A > B" rests on the seeds that both have: on how
-many of them A wins, and by how much in the mean. That is no significance test, and none is given. "A = B"
+sample (divided by n - 1); with one seed there is none. A claim "A > B" rests on the seeds that both have: on
+how many of them A wins, and by how much in the mean. That is no significance test, and none is given. "A = B"
 says that the mean difference is zero; the wins are A's.
 
 A claim needs runs that were measured on the same samples and classes (`measured_on` of the summary; where a
