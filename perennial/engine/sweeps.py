@@ -134,11 +134,11 @@ def plan_sweep(
             raise ConfigError(
                 f"{each.folder}: holds a run of other settings; allowed: another --name, or --overwrite"
             )
-        summary, path = each.folder / "summary.json", each.experiment.data.path
+        summary, data = each.folder / "summary.json", each.experiment.data.path
         known = json.loads(summary.read_bytes()).get("data_sha256") if summary.exists() else None
-        if known is not None and known != compute_hash(path):
+        if known is not None and known != compute_hash(data):
             raise ConfigError(
-                f"{each.folder}: its run read other data than {path} holds now; allowed: another --name, or "
+                f"{each.folder}: its run read other data than {data} holds now; allowed: another --name, or "
                 "--overwrite"
             )
     return planned
