@@ -111,10 +111,25 @@ def continue_experiment(folder: Path, learnt: Learnt | None, new: Experiment) ->
         return new
     if len(names) == len(known) and not said:
         return _read_as_before(new, learnt) if has_growing_data(new) else new
+    if len(names) == len(known) and new.tasks != old.tasks:
+        _require_same_plan(build_registry(names, new.tasks, new.seed), learnt.registry)
     tasks = new.tasks if new.tasks != old.tasks else _append_task(learnt.registry, names)
     registry = build_registry(names, tasks, new.seed, learnt.registry)
     new = new.model_copy(update={"data": new.data.model_copy(update={"classes": tuple(names)})})
     return _write_out(new, registry, learnt.inputs, learnt=learnt.registry.schedule.count)
+
+
+def _require_same_plan(said: Registry, learnt: Registry) -> None:
+    """Raises ConfigError where other tasks are asked of a finished run to which no class came."""
+    if said.schedule != learnt.schedule:
+        plans = [
+            f"classes {list(schedule.boundaries)}, rounds {list(schedule.rounds)}"
+            for schedule in (learnt.schedule, said.schedule)
+        ]
+        raise ConfigError(
+            f"tasks: the run has learnt {plans[0]}; found {plans[1]} and no new class, so nothing would be "
+            "trained; choose another name for a run with these tasks"
+        )
 
 
 def _read_as_before(new: Experiment, learnt: Learnt) -> Experiment:

@@ -167,6 +167,10 @@ def read_data_facts(experiment: Experiment) -> DataFacts:
             experiment.require_sites(federation.site_names)
         except ValueError as error:
             raise ConfigError(str(error)) from error
+    sites = len(federation.sites)
+    for key, least in (("quorum", experiment.rounds.quorum), ("wait_for", experiment.rounds.wait_for or 1)):
+        if least > sites:
+            raise ConfigError(f"rounds.{key}: found {least}, allowed at most {sites}, the number of sites")
     _check_memory(experiment, federation.registry, len(federation.sites))
     if experiment.pretraining is not None:
         first = federation.schedule.list_classes(1)

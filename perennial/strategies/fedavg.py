@@ -86,7 +86,15 @@ class WeightedMean(Aggregator):
         return weight
 
     def result(self) -> dict[str, Tensor]:
-        return self.sum.add_to(self.ctx.reference, self.ctx.asked if self.method.fixed_weights else None)
+        asked = self.ctx.asked if self.method.fixed_weights else None
+        return self.sum.add_to(self.ctx.reference, asked or self._sum_weights())
+
+    def _sum_weights(self) -> float:
+        """The sum of the weights. Raises ConfigError if it is 0, by which nothing can be divided."""
+        if not (weight := self.sum.weight):
+            name = type(self.method).__name__
+            raise ConfigError(f"{name}.weight(): returned 0 for every reply, allowed one above 0")
+        return weight
 
 
 class UniformMean(FedAvg):

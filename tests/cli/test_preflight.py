@@ -50,6 +50,8 @@ BAD: dict[str, dict[str, Any]] = {
         **UNMEASURED,
     },
     "too many pre-training samples": {"pretraining": {"rounds": 2, "samples": 5000}},
+    "a quorum of more sites than there are": {"rounds": {"quorum": 4, "deadline": 1}},
+    "a start with more sites than there are": {"rounds": {"wait_for": 4, "deadline": 1}},
     "digests of nothing": {"strategy": {"name": "digest_synthesis", "base": "fedavg"}},
     "more global rounds than rounds": {
         "strategy": {"name": "clustered_personalisation", "base": "fedavg", "global_rounds": 9}

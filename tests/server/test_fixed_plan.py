@@ -14,7 +14,7 @@ from safetensors.torch import save
 from perennial.config import simulation
 from perennial.config.run import RunSettings
 from perennial.engine.run import load_resumed_settings, run_in_process
-from perennial.foundation.errors import StateError
+from perennial.foundation.errors import ConfigError, StateError
 from perennial.server.checkpoint import BEFORE, CHECKPOINT, LATEST
 from perennial.server.journal import read_events
 
@@ -121,6 +121,16 @@ def test_classes_that_came_are_learnt_after_the_run_is_finished_and_not_before(t
     for name in "gh":
         (tmp_path / name).rename(tmp_path / "images" / name)
     assert resumed(runs / "own")["tasks"] == [*first["tasks"], ["g", "h"]], "now it was finished"
+
+
+@pytest.mark.parametrize("change", ["tasks.count=2", "tasks.rounds=3", "tasks.rounds=[2,2,3]"])
+def test_a_finished_run_without_new_classes_refuses_another_plan(
+    whole: tuple[Path, dict[str, Any], int], change: str
+) -> None:
+    folder = whole[0].parent / "runs" / "own"
+    with pytest.raises(ConfigError, match="tasks: .* no new class"):
+        load_resumed_settings(None, [change], None, folder, "cpu")
+    load_resumed_settings(None, ["tasks.rounds=[2,2,2]"], None, folder, "cpu")
 
 
 def test_a_checkpoint_of_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:

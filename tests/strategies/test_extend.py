@@ -195,6 +195,7 @@ WRONG = {
     "class Own(IncrementalStrategy): pass": r"strategy Own: has no aggregator\(ctx\)",
     "class Own(FedAvg):\n    def __init__(self): pass": r"its __init__ has to call super\(\)",
     "class Own(FedAvg):\n    def weight(self, reply): return None": r"weight\(\): returned None, allowed",
+    "class Own(FedAvg):\n    def weight(self, reply): return 0": r"Own\.weight\(\): returned 0 for every",
     "class Own(FedAvg):\n    def state_dict(self): return None": r"state_dict\(\): returned None; allowed",
     "class Own(FedAvg):\n    def state_dict(self): return {'a': object}": r"state_dict\(\): .* not JSON",
     "class Own(FedAvg):\n    asks = 'held_out_accuracy'": r"asks is 'held_out_accuracy', allowed Asks",
