@@ -72,6 +72,21 @@ def test_honest_sites_are_not_marked() -> None:
         assert cross_site(federation(7, samples)).marked == {}
 
 
+@pytest.mark.parametrize(("each", "marked"), [(9, set()), (10, {"other"})])
+def test_a_site_of_too_few_records_to_compare_is_not_marked(each: int, marked: set[str]) -> None:
+    """Its classes are unlike the others', which fewer records than are compared cannot show."""
+    labels = torch.arange(CLASSES).repeat(each)
+    noise = torch.randn(len(labels), 30, generator=torch.Generator().manual_seed(each))
+    found = cross_site({**federation(), "other": sums(round_to_grid(noise - MEANS[labels]), labels)})
+    assert (found.rows["other"].skill or 0.0) < 0 and set(found.marked) == marked
+
+
+def test_a_site_is_marked_that_gives_all_its_records_one_label() -> None:
+    features, _ = records(150, 50, classes=(1, 2, 3))
+    alone = sums(features, torch.zeros(150, dtype=torch.int64))
+    assert set(cross_site({**federation(), "alone": alone}).marked) == {"alone"}
+
+
 def test_two_liars_are_marked_one_by_one_and_no_honest_site_beside_them() -> None:
     liars = {f"liar-{k}": flipped(seed=70 + k, times=1000.0) for k in range(2)}
     assert set(cross_site({**federation(6), **liars}).marked) == set(liars)

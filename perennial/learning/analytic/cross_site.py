@@ -1,7 +1,7 @@
 """Compares sites by their sums alone: whose records help whom, and whether they mean the same by a class.
 
 The squared error of a ridge head on a site's records follows from the site's sums, so a head of the other
-sites can be judged out of sample with no further exchange. docs/methods/cross_site.md says how to read it.
+sites can be judged out of sample with no further exchange. docs/methods/analytic.md says how to read it.
 
 Shapes: K sites, C classes, D features with the constant, d = D - 1.
 """
@@ -207,16 +207,19 @@ class LabelCheck:
 
     contradicted: label -> the label that most of the others would give its records.
     likeness: correlation of the site's class means with another site's, each about their centre, in
-        within-class deviations; the median over the other sites. None: nobody has two of its classes.
+        within-class deviations; the median over the other sites. None: no other site can be compared.
+    few: whether others could be compared if they and the site had more records of their common classes.
     """
 
     contradicted: dict[int, int]
     likeness: float | None
+    few: bool
 
 
 def _find_marked(rows: Mapping[str, SiteRow], checks: Mapping[str, LabelCheck]) -> dict[str, str]:
     """Who is looked at: contradicted labels, or a skill below 0 of classes that resemble nobody's.
 
+    A site of too few records resembles nobody by chance, which is no reason to name it.
     A skill below 0 alone is no reason, since another camera has it too; nor is it where most sites' skill is
     below 0, because the features, or the records of so early a task, then say too little of anybody.
     """
@@ -229,7 +232,7 @@ def _find_marked(rows: Mapping[str, SiteRow], checks: Mapping[str, LabelCheck]) 
             words = [f"its class {one} for their {other}" for one, other in check.contradicted.items()]
             found[name] = f"most other sites take {' and '.join(words)}: are labels mixed up?"
             continue
-        unlike = check is None or check.likeness is None or check.likeness < UNLIKE
+        unlike = check is not None and not check.few and (check.likeness is None or check.likeness < UNLIKE)
         if telling and unlike and row.skill is not None and row.skill < 0:
             found[name] = f"the others' model fits its records worse than a guess: skill {row.skill:.2f}"
     return found
@@ -253,10 +256,14 @@ def compare_labels(sites: Mapping[str, Sums], least: int = LEAST_RECORDS) -> dic
     found = {}
     for name in sites:
         votes: dict[int, list[int | None]] = {}
-        likeness = []
+        likeness, share_classes = [], False
         for other in sites:
-            both = (sites[name].counts >= least) & (sites[other].counts >= least)
-            if other == name or int(both.sum()) < 2:
+            if other == name:
+                continue
+            fewer = torch.minimum(sites[name].counts, sites[other].counts)
+            share_classes |= int((fewer > 0).sum()) > 1
+            both = fewer >= least
+            if int(both.sum()) < 2:
                 continue
             labels = both.nonzero()[:, 0].tolist()
             mine, theirs = means.whitened[name][both], means.whitened[other][both]
@@ -273,7 +280,8 @@ def compare_labels(sites: Mapping[str, Sums], least: int = LEAST_RECORDS) -> dic
             against = [each for each in said if each is not None]
             if len(said) > 1 and 2 * len(against) > len(said):
                 contradicted[label] = mode(against)
-        found[name] = LabelCheck(contradicted, median(likeness) if likeness else None)
+        few = share_classes and not likeness
+        found[name] = LabelCheck(contradicted, median(likeness) if likeness else None, few)
     return found
 
 
