@@ -230,5 +230,6 @@ def write_verdicts(run: Path) -> str:
                 text = str(json.loads(line)["text"])
             except (ValueError, KeyError, TypeError) as error:
                 raise StateError(f"{path}, line {number}: damaged; expected a verdict") from error
-            lines.append("- " + re.sub(r"([<>`*_|])", r"\\\1", text))
+            # intervals keep their brackets; a closing one before another or ( would make a link
+            lines.append("- " + re.sub(r"([\\<>`*_|]|\](?=[(\[]))", r"\\\1", text))
     return f"{HEADING}\n\n" + "\n".join(lines) if lines else ""

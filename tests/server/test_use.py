@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from perennial.learning.evaluation_tables import TEMPERATURES
 from perennial.models.prediction import NONE_OF_THE_KNOWN
 from perennial.models.saved import load_saved
 from perennial.server.measures.record import read_measures
+from perennial.server.report.card import write_card
 
 LEARNER = {"preset": "none", "epochs": 8, "batch_size": 16, "optimizer": {"lr": 0.05}}
 
@@ -206,6 +208,25 @@ def test_a_card_tells_a_sites_own_model_and_other_data_of_one_name_apart(images:
     assert sorted(row.split(" | ")[1] for row in rows) == ["59", "60"], "each of the run's own model"
     (of_site,) = (run / "evaluations").glob("outside-site-0-*")
     assert "model shades, site site-0" in (of_site / "report.html").read_text()
+
+
+def test_a_name_from_another_institution_means_nothing_in_a_card(images: Path, tmp_path: Path) -> None:
+    run, name = tmp_path / "run", "![dark](http://e.v)"
+    shutil.copytree(images / "runs" / "shades", run)
+    (run / "evaluations" / "_a_").mkdir(parents=True)
+    judged = json.loads((run / "measures.json").read_text())
+    judged["model_file_sha256"] = json.loads((run / "summary.json").read_text())["model_file_sha256"]
+    (run / "evaluations" / "_a_" / "measures.json").write_text(json.dumps(judged))
+    verdict = {"text": f"FAILED: class {name}: +0.1 points [-1.0, +1.2] of 9"}
+    (run / "evaluations" / "_a_" / "gate.jsonl").write_text(json.dumps(verdict))
+    for path in [run / "measures.json", run / "summary.json"]:
+        path.write_text(path.read_text().replace('"dark"', f'"{name}"').replace('"site-0"', f'"{name}"'))
+    lines = write_card(run).read_text().splitlines()
+    rows = [line for line in lines if line.startswith("| ") and "dark" in line]
+    assert len(rows) == 3 and all(row.startswith(r"| !\[dark\](http://e.v) | ") for row in rows)
+    assert any(line.startswith(r"| \_a\_ | ") for line in lines)
+    assert r"- FAILED: class ![dark\](http://e.v): +0.1 points [-1.0, +1.2] of 9" in lines
+    assert re.search(r"\| \d+ % \[\d+, \d+\] \|", rows[1]), "figures stay as they are"
 
 
 def test_a_card_says_what_the_model_is_and_is_not(images: Path) -> None:

@@ -88,7 +88,7 @@ def _describe_data(run: Run) -> str:
         for name, site in ranked[:MOST_SITES]
     ]
     columns = ["site", "training samples", "rounds", "judged samples", "classified correctly"]
-    text = build_markdown_table(columns, rows, "lrrrr")
+    text = build_markdown_table(columns, rows, "lrrrr", _escape_text)
     if len(ranked) > MOST_SITES:
         text += f"\n\nThese are {MOST_SITES} of {len(ranked):,} sites, those with most samples."
     note = "Training samples are those of the last round; under a protection their number is not told."
@@ -123,7 +123,7 @@ def _describe_performance(run: Run) -> str:
     lines = [
         _escape_text(" ".join(measures.headline)),
         f"Judged on {measures.samples:,} samples: {source[measures.source]}. Brackets are 95 % intervals.",
-        build_markdown_table(columns, rows, "lrrrrrrr"),
+        build_markdown_table(columns, rows, "lrrrrrrr", _escape_text),
         f"Balanced accuracy {_format_percent(measures.balanced_accuracy)}.",
     ]
     calibration = measures.calibration
@@ -140,7 +140,7 @@ def _describe_performance(run: Run) -> str:
             f"Prediction sets with coverage {100 * sets.coverage:.0f} % for each known class.{void}"
             + (f" {_escape_text(always)}" if always else "")
         )
-        lines.append(build_markdown_table(SET_COLUMNS, _set_rows(sets), "lrrr"))
+        lines.append(build_markdown_table(SET_COLUMNS, _set_rows(sets), "lrrr", _escape_text))
     return "\n\n".join(lines)
 
 
@@ -166,7 +166,7 @@ def _set_rows(sets: PredictionSets) -> list[list[str]]:
 def _describe_evaluations(folder: Path) -> str:
     rows = [
         [
-            _escape_text(name),
+            name,
             f"{each.samples:,}",
             _format_percent(each.accuracy),
             _format_percent(each.balanced_accuracy),
@@ -175,7 +175,7 @@ def _describe_evaluations(folder: Path) -> str:
         for name, each in _read_evaluations(folder)
     ]
     columns = ["data", "samples", "classified correctly", "balanced accuracy", "mean AUROC"]
-    return build_markdown_table(columns, rows, "lrrrr") if rows else ""
+    return build_markdown_table(columns, rows, "lrrrr", _escape_text) if rows else ""
 
 
 def _describe_privacy(run: Run, saved: SavedModel) -> str:
@@ -251,7 +251,7 @@ def _list_hashes(run: Run, folder: Path) -> str:
         ["seed", str(run.summary.seed)],
         *([name, version] for name, version in run.summary.versions.items()),
     ]
-    return build_markdown_table(["", ""], rows, "ll")
+    return build_markdown_table(["", ""], rows, "ll", _escape_text)
 
 
 def _format_percent(figure: Figure) -> str:

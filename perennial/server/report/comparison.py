@@ -303,11 +303,20 @@ def _compute_difference(first: Row, second: Row, measure: str) -> Difference | N
     return Difference(better, worse, measure, mean, sum(gap > 0 for gap in gaps), len(gaps))
 
 
-def build_markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
-    """A table in Markdown. align: one letter a column, l or r."""
+def build_markdown_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    align: str,
+    format_name: Callable[[str], str] | None = None,
+) -> str:
+    """A table in Markdown. align: one letter a column, l or r.
+
+    format_name: makes a row's first cell of text from other institutions; None: as the other cells.
+    """
     rules = ["---:" if side == "r" else "---" for side in align]
-    lines = [columns, rules, *rows]
-    return "\n".join("| " + " | ".join(_format_cell(cell) for cell in line) + " |" for line in lines)
+    named = [[(format_name or _format_cell)(name), *map(_format_cell, rest)] for name, *rest in rows]
+    lines = [[*map(_format_cell, columns)], rules, *named]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _format_cell(text: str) -> str:
