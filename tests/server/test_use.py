@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -210,6 +211,20 @@ def test_a_card_tells_a_sites_own_model_and_other_data_of_one_name_apart(images:
     assert "model shades, site site-0" in (of_site / "report.html").read_text()
 
 
+@pytest.mark.parametrize("evaluation", [{"measures": False}, {"federated": False}, {"noise_multiplier": 2.0}])
+def test_a_card_names_no_tables_that_nobody_asked_for(
+    images: Path, monkeypatch: pytest.MonkeyPatch, evaluation: dict[str, object]
+) -> None:
+    run = images / "runs" / "shades"
+    saved = load_saved(run / "model.safetensors")
+    asked = saved.settings["evaluation"] | evaluation
+    changed = replace(saved, settings={**saved.settings, "evaluation": asked})
+    monkeypatch.setattr("perennial.server.report.card.load_saved", lambda path: changed)
+    text = write_card(run).read_text()
+    assert "exact tables" not in text
+    assert ("counts of right answers" in text) == bool(asked["federated"])
+
+
 def test_a_name_from_another_institution_means_nothing_in_a_card(images: Path, tmp_path: Path) -> None:
     run, name = tmp_path / "run", "![dark](http://e.v)"
     shutil.copytree(images / "runs" / "shades", run)
@@ -240,7 +255,8 @@ def test_a_card_says_what_the_model_is_and_is_not(images: Path) -> None:
         "| site-0 |",
         "Prediction sets with coverage 80 %",
         "each site sends updates of the model, computed from its training samples",
-        "with counts of right answers. No noise covers this; epsilon is infinite.",
+        "with counts of right answers and exact tables of held-out, validation and calibration samples (",
+        "in each of 512 steps). No noise covers this; epsilon is infinite.",
         "A server that breaks the protocol can recover single images",
         "It knows the classes above and no other",
         json.loads((run / "summary.json").read_text())["model_file_sha256"],

@@ -5,6 +5,7 @@ from pathlib import Path
 from perennial.config.strategies import find_asks, list_nested
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import hash_file, replace_file
+from perennial.learning.evaluation_tables import SCORE_BINS
 from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved
 from perennial.server.measures.headline import SELDOM
 from perennial.server.measures.record import FILE, Figure, Measures, PredictionSets, read_measures
@@ -17,6 +18,10 @@ from perennial.server.run_record import Run, read_run
 CARD = "card.md"
 MOST_SITES = 50
 EVALUATIONS = f"evaluations/*/{FILE}"
+TABLES = (
+    "exact tables of held-out, validation and calibration samples (how many of each class were called which, "
+    f"and how many got a probability in each of {SCORE_BINS} steps)"
+)
 NOT_STATED = (
     "Nobody has stated what this model is for (`perennial card RUN --intended-use FILE` puts it here). Until "
     "somebody who answers for it does, it is for research."
@@ -190,7 +195,12 @@ def _describe_privacy(run: Run, saved: SavedModel) -> str:
     more = [name for each in asks for name in each.clear_uploads]
     told = [name.replace("_", " ") for name in more]
     told += ["feature summaries"] * bool(settings.get("digests"))
-    told += ["counts of right answers"] * bool(settings.get("evaluation", {}).get("federated"))
+    evaluation = settings.get("evaluation", {})
+    if evaluation.get("federated"):
+        told.append("counts of right answers")
+        # as config.evaluation.asks_for_tables, of settings that another release may have written
+        if evaluation.get("measures") and evaluation.get("noise_multiplier") is None:
+            told.append(TABLES)
     if told:
         sent += f", with {' and '.join(told)}"
     records = "images" if len(saved.inputs.shape) == 3 else "rows"
