@@ -7,12 +7,13 @@ import math
 import shutil
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perennial.config.experiment import load_experiment
 from perennial.deploy.superlink import SuperLinkStatus
-from perennial.foundation.errors import PerennialError
+from perennial.foundation.errors import PerennialError, StateError
 from perennial.live.run_state import RunState
 from perennial.server.faults import (
     Fault,
@@ -23,6 +24,7 @@ from perennial.server.faults import (
     of_marks,
     rank_faults,
 )
+from perennial.server.measures.record import Measures, read_measures
 from perennial.server.stopped import suggest_settings
 
 if TYPE_CHECKING:
@@ -103,7 +105,13 @@ def of_run(state: RunState) -> Iterator[Fault]:
     by_round = [point.accuracy for point in state.rounds if point.task == state.task]
     signs = newest.signs if newest else []
     yield from of_learning(
-        run, signs, lambda: _list_tries(state.folder), by_round, classes, state.worst_forgetting
+        run,
+        signs,
+        lambda: _list_tries(state.folder),
+        by_round,
+        classes,
+        state.worst_forgetting,
+        lambda: _try_reading_measures(state.folder),
     )
     if state.damaged:
         yield Fault("journal", run=run)
@@ -115,6 +123,13 @@ def _list_tries(run: Path) -> list[str]:
         return suggest_settings(load_experiment(run / "experiment.yaml"))
     except (PerennialError, OSError):
         return ["see docs/which_method.md"]
+
+
+def _try_reading_measures(run: Path) -> Measures | None:
+    """The latest measures of a run; None where they cannot be read."""
+    with suppress(StateError):
+        return read_measures(run)
+    return None
 
 
 def _of_sites(state: RunState) -> Iterator[Fault]:

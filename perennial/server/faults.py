@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
 from perennial.foundation.errors import ERROR, NO_ANSWER, NOT_APPROVED
+from perennial.server.measures.record import FEW, Measures
 from perennial.server.run_record import Summary
 
 Grade = Literal["critical", "warning"]
@@ -349,11 +350,15 @@ def of_learning(
     by_round: Sequence[float | None],
     classes: Mapping[str, float | None],
     forgotten: float | None,
+    measures: Callable[[], Measures | None] = lambda: None,
 ) -> Iterator[Fault]:
     """Yield the faults of a run's model: collapsed, classes never recognised, too much forgotten.
 
+    A class that was judged on fewer than FEW samples is no fault: the model may have missed it by chance.
+
     signs: of server/stopped.py, after the newest task. tries: settings that may help. by_round: accuracy
     after each round of one task. classes: accuracy of each class so far. forgotten: of the worst task.
+    measures: the latest, read where a class needs them.
     """
     measured = [value for value in by_round if value is not None]
     newest = measured[-ROUNDS:]
@@ -362,13 +367,18 @@ def of_learning(
     if signs:
         yield Fault("collapsed", run=run, detail=format_sentence("; ".join(signs)), key="; or ".join(tries()))
     never = [name for name, share in classes.items() if share == 0.0]
+    if never and (known := measures()) is not None:
+        few = {each.name for each in known.classes if each.samples < FEW}
+        never = [name for name in never if name not in few]
     if never:
         yield Fault("unrecognised", run=run, detail=f"{len(never)} of {len(classes)}: {_join_sites(never)}.")
     if forgotten is not None and forgotten > FORGETTING:
         yield Fault("forgetting", run=run)
 
 
-def of_summary(run: str, summary: Summary, by_round: Sequence[float | None] = ()) -> Iterator[Fault]:
+def of_summary(
+    run: str, summary: Summary, by_round: Sequence[float | None] = (), measures: Measures | None = None
+) -> Iterator[Fault]:
     """Yield the faults of a finished run's model and of its sites' sums. by_round: as in of_learning()."""
     extra = summary.model_extra or {}
     stopped, matrix = summary.stopped_learning, summary.accuracy_matrix
@@ -381,7 +391,8 @@ def of_summary(run: str, summary: Summary, by_round: Sequence[float | None] = ()
         lost += [] if now is None else [best - now]
     classes = dict(zip(summary.classes, shares, strict=False))
     tries = stopped.to_try if stopped is not None else ["see docs/which_method.md"]
-    yield from of_learning(run, signs, lambda: tries, by_round, classes, max(lost, default=None))
+    worst = max(lost, default=None)
+    yield from of_learning(run, signs, lambda: tries, by_round, classes, worst, lambda: measures)
     table = extra.get("cross_site")
     rows = table.get("sites") if isinstance(table, dict) else None
     found = rows.items() if isinstance(rows, dict) else ()

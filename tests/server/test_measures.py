@@ -1,6 +1,7 @@
 """Each measure against a case worked out by hand, and against a formula that somebody else wrote."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -54,6 +55,7 @@ from perennial.server.measures.record import (
     estimate_auprc,
     estimate_auroc,
 )
+from perennial.server.report.recognition import build_parts_table
 
 
 def scored(
@@ -294,6 +296,8 @@ def test_drawing_patients_widens_intervals_where_a_patient_has_several_samples()
 def test_a_site_with_many_samples_of_a_difficult_class_is_not_served_worse_for_that() -> None:
     easy, hard = np.array([[900, 855, 900], [100, 40, 100]]), np.array([[100, 95, 100], [900, 360, 900]])
     found = measure_parts({"easy": easy, "hard": hard}, ["x", "y"])
+    said = build_parts_table("By site", "site", found)
+    assert "y: 40\N{NARROW NO-BREAK SPACE}% [37, 43] of 900" in re.sub(r"<.*?>", "", said)
     assert found["hard"].accuracy.value == 0.455 and found["hard"].expected == pytest.approx(0.455)
     assert not found["hard"].lower
     worse = measure_parts({"easy": easy, "hard": hard - [[0, 9, 0], [0, 60, 0]]}, ["x", "y"])

@@ -168,6 +168,7 @@ def measure_parts(by_class: Mapping[str, np.ndarray], names: Sequence[str]) -> d
             balanced_accuracy=sum(sensitivities.values()) / len(sensitivities) if sensitivities else None,
             weakest=weakest,
             weakest_sensitivity=sensitivities.get(weakest),
+            weakest_samples=int(cells[names.index(weakest), 0]) if weakest else None,
             expected=_compute_expected(own, others),
             lower=_lower(own, others, z),
             classes={

@@ -16,6 +16,7 @@ from perennial.learning.evaluation_tables import (
     score_bin_lower,
 )
 from perennial.server.measures.record import (
+    FEW,
     ClassMeasures,
     Figure,
     Measures,
@@ -164,8 +165,6 @@ def describe_worst_parts(measures: Measures) -> str:
 
 SELDOM = 0.5
 """A class that is recognised in fewer cases than this is named."""
-FEW = 10
-"""Samples of a class on which no figure says much."""
 MISSTATED = 0.1
 """Mean error of stated probabilities from which on it is named, where chance does not explain it."""
 MOST_NAMES = 5

@@ -13,6 +13,8 @@ from perennial.foundation.files import replace_file
 
 Z = 1.959963984540054
 """Standard normal quantile of 97.5 %."""
+FEW = 10
+"""Samples of a class on which no figure says much."""
 
 
 def _drop_nonfinite(value: float | None) -> float | None:
@@ -197,6 +199,7 @@ class PartMeasures(_Part):
     expected: Number = None
     weakest: str = ""
     weakest_sensitivity: Number = None
+    weakest_samples: int | None = None
     lower: bool = False
     classes: dict[str, tuple[int, int, int]] | None = None
 

@@ -13,6 +13,7 @@ from perennial.server.measures.record import (
     OperatingPoint,
     PartMeasures,
     PredictionSets,
+    compute_wilson_interval,
 )
 from perennial.server.measures.record import Figure as Measure
 from perennial.server.report.markup import (
@@ -93,10 +94,10 @@ def build_recognition_parts(measures: Measures) -> list[Picture | Markup]:
     if measures.operating_points:
         parts.append(_build_points_table(measures.operating_points))
     if measures.sites:
-        parts.append(_build_parts_table("By site", "site", measures.sites))
+        parts.append(build_parts_table("By site", "site", measures.sites))
     if measures.subgroups:
         column = measures.subgroup_column or "subgroup"
-        parts.append(_build_parts_table(f"By {column}", column, measures.subgroups))
+        parts.append(build_parts_table(f"By {column}", column, measures.subgroups))
     if measures.notes:
         parts.append(
             build_panel(
@@ -332,7 +333,8 @@ def explain_always_in_sets(sets: PredictionSets) -> str:
     )
 
 
-def _build_parts_table(title: str, kind: str, parts: Mapping[str, PartMeasures]) -> Markup:
+def build_parts_table(title: str, kind: str, parts: Mapping[str, PartMeasures]) -> Markup:
+    """The panel on sites or subgroups, the lowest accuracy first."""
     ranked = sorted(
         parts.items(), key=lambda part: (part[1].accuracy.value is None, part[1].accuracy.value or 0)
     )
@@ -351,7 +353,12 @@ def _build_parts_table(title: str, kind: str, parts: Mapping[str, PartMeasures])
 
 def _build_part_row(name: str, part: PartMeasures) -> Sequence[object]:
     shown = join([name, build_element("span", "lower", "flag")], " ") if part.lower else escape(name)
-    weakest = f"{part.weakest} ({format_percent(part.weakest_sensitivity, 0)})" if part.weakest else MISSING
+    weakest = part.weakest or MISSING
+    if (share := part.weakest_sensitivity) is not None:
+        weakest += f" ({format_percent(share, 0)})"
+        if samples := part.weakest_samples:
+            figure = _format_figure(compute_wilson_interval(round(share * samples), samples))
+            weakest = join([f"{part.weakest}:", figure, f"of {samples:,}"], " ")
     return [
         shown,
         f"{part.samples:,}",

@@ -210,7 +210,7 @@ def find_faults(run: Run) -> list[Fault]:
     """All faults that a run's folder shows, the gravest first."""
     last = run.rounds[-1].task if run.rounds else 0
     by_round = [event.accuracy for event in run.rounds if event.task == last]
-    return group_faults(of_summary(run.folder.name, run.summary, by_round))
+    return group_faults(of_summary(run.folder.name, run.summary, by_round, run.measures))
 
 
 def _build_alert(run: Run) -> Markup:
