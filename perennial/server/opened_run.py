@@ -167,7 +167,7 @@ class OpenedRun:
         """Write the run's model with another head to `path`; returns its complete tensors."""
         tensors = {name: tensor.clone() for name, tensor in complete_state(self.saved.model).items()} | head
         settings = json.dumps(self.saved.settings)
-        confidence = build_confidence_facts(None, withdrawn=True)
+        confidence = build_confidence_facts(None, len(self.classes), withdrawn=True)
         save_model(path, tensors, self.saved.inputs, self.saved.classes, settings, confidence=confidence)
         return tensors
 

@@ -13,7 +13,7 @@ from perennial.learning.scored import Scored
 from perennial.server.measures.assemble import assemble, build_prediction_sets, estimate_patient_intervals
 from perennial.server.measures.calibration import is_at_end
 from perennial.server.measures.headline import choose_operating_points
-from perennial.server.measures.record import Measures, write_measures
+from perennial.server.measures.record import FILE, Measures, write_measures
 from perennial.server.position import Position
 from perennial.server.site_counts import SiteCounts
 
@@ -26,7 +26,9 @@ def write_task_measures(
     reported: SiteCounts,
     unlearnt: Sequence[int],
 ) -> None:
-    """Write measures.json at the end of a task, if there are any. Arguments as for task_measures.
+    """Write measures.json at the end of a task; without any, none of an earlier task stays.
+
+    Arguments as for measure_task.
 
     reported: the sites' counts. unlearnt: labels of which the model learnt from no record.
     """
@@ -40,7 +42,9 @@ def write_task_measures(
         reported,
         one_classifier=position.one_classifier,
     )
-    if found is not None:
+    if found is None:
+        (folder / FILE).unlink(missing_ok=True)
+    else:
         notes = [*found.notes, *_describe_unlearnt([names[label] for label in unlearnt])]
         write_measures(folder, found.model_copy(update={"notes": notes}))
 
@@ -159,13 +163,13 @@ WITHDRAWN = "records were withdrawn, and nobody has calibrated the model that is
 
 
 def build_confidence_facts(
-    measures: Measures | None, *, one_classifier: bool = True, withdrawn: bool = False
+    measures: Measures | None, classes: int, *, one_classifier: bool = True, withdrawn: bool = False
 ) -> dict[str, Any]:
-    """The fields of a saved model's Confidence; {} if it was not calibrated.
+    """The fields of a saved model's Confidence; {} if it was not calibrated with all its classes.
 
-    withdrawn: whether records of the model were withdrawn.
+    classes: how many the model tells apart. withdrawn: whether records of the model were withdrawn.
     """
-    if measures is None or not one_classifier:
+    if measures is None or len(measures.classes) != classes or not one_classifier:
         return {"void": WITHDRAWN} if withdrawn else {}
     sets = measures.prediction_sets
     return {

@@ -63,6 +63,7 @@ def write_results(
         experiment,
         confidence=build_confidence_facts(
             measures,
+            len(position.registry.classes),
             one_classifier=position.one_classifier,
             withdrawn=bool(find_withdrawn(summary.get("analytic"))),
         ),

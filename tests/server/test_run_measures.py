@@ -18,6 +18,7 @@ from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ProtocolError
 from perennial.learning.evaluation_tables import EvaluationTables
+from perennial.library import Model
 from perennial.models.saved import load_saved
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
@@ -72,6 +73,25 @@ def test_prediction_sets_reach_the_model_file_and_the_report(tmp_path: Path) -> 
     assert "Prediction sets, coverage 70" in page.text
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["measures"]["headline"] == found.headline
+
+
+def test_measures_of_an_earlier_task_are_not_those_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("curriculum", "evaluation"):
+        monkeypatch.setattr(f"perennial.server.{module}.MOST_CLASSES", 5)
+    changes = {"data": data(calibration_fraction=0.4), "evaluation": {"coverage": 0.7}}
+    run_in_process(
+        RunSettings(
+            write(tmp_path, tasks={"count": 2, "rounds": 1}, **changes, **NOT_SECURE), runs=str(tmp_path)
+        )
+    )
+    folder = tmp_path / "secure"
+    assert read_measures(folder) is None
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["measures"] is None and summary["final_accuracy"] is not None
+    answers = Model(load_saved(folder / "model.safetensors")).answers(torch.zeros(1, 1, 8, 8).to(torch.uint8))
+    assert answers.sets is None and answers.probabilities.shape == (1, 10)
 
 
 def evaluate(
