@@ -24,7 +24,7 @@ from perennial.server.faults import (
     of_marks,
     rank_faults,
 )
-from perennial.server.measures.record import Measures, read_measures
+from perennial.server.measures.record import Measures, drop_classes_of_few, read_measures
 from perennial.server.stopped import suggest_settings
 
 if TYPE_CHECKING:
@@ -104,14 +104,10 @@ def of_run(state: RunState) -> Iterator[Fault]:
     classes = dict(zip(state.class_names, newest.classes, strict=False)) if newest else {}
     by_round = [point.accuracy for point in state.rounds if point.task == state.task]
     signs = newest.signs if newest else []
+    if 0.0 in classes.values():
+        classes = drop_classes_of_few(classes, _try_reading_measures(state.folder))
     yield from of_learning(
-        run,
-        signs,
-        lambda: _list_tries(state.folder),
-        by_round,
-        classes,
-        state.worst_forgetting,
-        lambda: _try_reading_measures(state.folder),
+        run, signs, lambda: _list_tries(state.folder), by_round, classes, state.worst_forgetting
     )
     if state.damaged:
         yield Fault("journal", run=run)

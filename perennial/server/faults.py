@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
 from perennial.foundation.errors import ERROR, NO_ANSWER, NOT_APPROVED
-from perennial.server.measures.record import FEW, Measures
+from perennial.server.measures.record import Measures, drop_classes_of_few
 from perennial.server.run_record import Summary
 
 Grade = Literal["critical", "warning"]
@@ -350,15 +350,11 @@ def of_learning(
     by_round: Sequence[float | None],
     classes: Mapping[str, float | None],
     forgotten: float | None,
-    measures: Callable[[], Measures | None] = lambda: None,
 ) -> Iterator[Fault]:
     """Yield the faults of a run's model: collapsed, classes never recognised, too much forgotten.
 
-    A class that was judged on fewer than FEW samples is no fault: the model may have missed it by chance.
-
     signs: of server/stopped.py, after the newest task. tries: settings that may help. by_round: accuracy
-    after each round of one task. classes: accuracy of each class so far. forgotten: of the worst task.
-    measures: the latest, read where a class needs them.
+    after each round of one task. classes: accuracy of each with enough samples. forgotten: of the worst task.
     """
     measured = [value for value in by_round if value is not None]
     newest = measured[-ROUNDS:]
@@ -367,9 +363,6 @@ def of_learning(
     if signs:
         yield Fault("collapsed", run=run, detail=format_sentence("; ".join(signs)), key="; or ".join(tries()))
     never = [name for name, share in classes.items() if share == 0.0]
-    if never and (known := measures()) is not None:
-        few = {each.name for each in known.classes if each.samples < FEW}
-        never = [name for name in never if name not in few]
     if never:
         yield Fault("unrecognised", run=run, detail=f"{len(never)} of {len(classes)}: {_join_sites(never)}.")
     if forgotten is not None and forgotten > FORGETTING:
@@ -391,8 +384,8 @@ def of_summary(
         lost += [] if now is None else [best - now]
     classes = dict(zip(summary.classes, shares, strict=False))
     tries = stopped.to_try if stopped is not None else ["see docs/which_method.md"]
-    worst = max(lost, default=None)
-    yield from of_learning(run, signs, lambda: tries, by_round, classes, worst, lambda: measures)
+    judged = drop_classes_of_few(classes, measures)
+    yield from of_learning(run, signs, lambda: tries, by_round, judged, max(lost, default=None))
     table = extra.get("cross_site")
     rows = table.get("sites") if isinstance(table, dict) else None
     found = rows.items() if isinstance(rows, dict) else ()

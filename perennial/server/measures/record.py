@@ -1,7 +1,7 @@
 """measures.json: the measures of a run, as it stores them and the report reads them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -316,3 +316,11 @@ def read_measures(folder: Path) -> Measures | None:
         return Measures.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise StateError(f"{path}: damaged ({str(error)[:200]}); resume the run to write it again") from error
+
+
+def drop_classes_of_few(
+    classes: Mapping[str, float | None], measures: Measures | None
+) -> dict[str, float | None]:
+    """The accuracies without those of fewer than FEW samples, all of which chance may have missed."""
+    few = {each.name for each in measures.classes if each.samples < FEW} if measures is not None else ()
+    return {name: share for name, share in classes.items() if name not in few}
