@@ -121,16 +121,13 @@ class Model:
     def predictions(self, paths: Sequence[Path | str]) -> Iterator[Prediction]:
         """The same one after the other, for more samples than fit in memory."""
         from perennial.data.config import DataConfig
-        from perennial.data.images import ImageReading
         from perennial.data.inputs import list_files, read_inputs
 
         inputs = self.saved.inputs
         data = DataConfig.model_validate(self.saved.settings["data"])
-        shape, stored = inputs.shape, inputs.stored
-        reading, fill = ImageReading.of(data), inputs.filling
+        shape, stored, fill = inputs.shape, inputs.stored, inputs.filling
         files = list_files([*map(Path, paths)], of_images=len(shape) == 3)
-        cells = data.missing, data.units, data.limits
-        for names, x in read_inputs(files, shape, stored, fill, inputs.columns, reading, *cells):
+        for names, x in read_inputs(files, shape, stored, fill, data, inputs.columns):
             yield from self._name_answers(names, self.answers(x))
 
     def _name_answers(self, names: Sequence[str], answers: "Answers") -> Iterator[Prediction]:

@@ -65,17 +65,20 @@ def predict_command(
 def _describe_strangers(saved: "SavedModel", paths: Sequence[Path]) -> Iterator[str]:
     """Sentences on columns of tables that are unlike the training data; faulty tables are for the reading."""
     from perennial.data.config import DataConfig
-    from perennial.data.csv_file import read_csv
-    from perennial.data.inputs import describe_strange_columns
+    from perennial.data.inputs import describe_strange_columns, list_files
+    from perennial.data.table import read_table
 
     inputs, data = saved.inputs, DataConfig.model_validate(saved.settings["data"])
-    for path in paths:
-        if inputs.columns is not None and path.is_file() and path.suffix.lower() != ".npz":
+    columns, files = inputs.columns, list[Path]()
+    if columns is None:
+        return
+    with suppress(DataError):
+        files = list_files(paths, of_images=False)
+    for path in files:
+        if path.suffix.lower() != ".npz":
             with suppress(DataError):
-                file = read_csv(path, units=data.units, limits=data.limits)
-                for said in describe_strange_columns(
-                    file, inputs.columns, inputs.mean, inputs.std, data.missing
-                ):
+                file = read_table(data, path)
+                for said in describe_strange_columns(file, columns, inputs.mean, inputs.std, data.missing):
                     yield f"{path}: {said}"
 
 
@@ -94,7 +97,9 @@ def _format_csv(found: Iterable["Prediction"], classes: Sequence[str], sets: boo
         points = [f"at operating point of {name}" for name in each.reached]
         if not number:
             yield _format_row([*columns, *points, *(f"probability of {name}" for name in classes)])
-        values = [each.name, each.label, f"{each.confidence:.6g}", *([_set_in_words(each)] if sets else [])]
+        texts = [each.name, each.label, *([_set_in_words(each)] if sets else [])]
+        name, label, *members = map(_write_as_text, texts)
+        values = [name, label, f"{each.confidence:.6g}", *members]
         values += ["yes" if reached else "no" for reached in each.reached.values()]
         yield _format_row([*values, *(f"{share:.6g}" for share in each.probabilities.values())])
 
@@ -120,6 +125,11 @@ def _set_in_words(found: "Prediction") -> str:
     from perennial.models.prediction import NONE_OF_THE_KNOWN
 
     return "; ".join(found.members or ()) or NONE_OF_THE_KNOWN
+
+
+def _write_as_text(cell: str) -> str:
+    """The cell with a mark before it where a spreadsheet would take it for a formula and run it."""
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def _format_row(values: Sequence[str]) -> str:

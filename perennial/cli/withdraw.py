@@ -87,6 +87,7 @@ def _of_records(
 def _select_records(site: "Site", records: Sequence[Path], patients: Path | None) -> "Tensor":
     import torch
 
+    from perennial.data.deployed import merge_site_config
     from perennial.data.inputs import read_inputs
     from perennial.data.samples import find_stored_type
     from perennial.strategies.analytic.withdrawn_records import of_contents, of_patients
@@ -94,8 +95,10 @@ def _select_records(site: "Site", records: Sequence[Path], patients: Path | None
     if patients is not None:
         names = [line.strip() for line in patients.read_text().splitlines() if line.strip()]
         return of_patients(site, names)
-    data = site.data
-    read = read_inputs(records, data.input_shape, find_stored_type(data.x), data.mean, data.columns)
+    data, config, own = site.data, site.identity.experiment.data, site.identity.own_data
+    config = config if own is None else merge_site_config(config, own)
+    fill = data.mean if data.fill is None else data.fill
+    read = read_inputs(records, data.input_shape, find_stored_type(data.x), fill, config, data.columns)
     return of_contents(site, torch.cat([x for _, x in read]))
 
 

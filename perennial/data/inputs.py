@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.csv_file import CsvFile, read_csv
+from perennial.data.config import DataConfig
+from perennial.data.csv_file import CsvFile
 from perennial.data.folder import SUFFIXES
 from perennial.data.images import ImageReading, apply_window, conform, is_dicom, read_images
 from perennial.data.npz import read_samples
 from perennial.data.samples import Stored, fill_missing, find_stored_type
+from perennial.data.table import read_table
 from perennial.data.table_columns import BadCells, encode, locate_features, locate_numbers, mask_missing
 from perennial.foundation.errors import DataError
 
@@ -26,18 +28,14 @@ def read_inputs(
     shape: tuple[int, ...],
     stored: Stored,
     fill: Tensor,
+    data: DataConfig,
     columns: Columns | None = None,
-    reading: ImageReading | None = None,
-    missing: Sequence[str] = (),
-    units: Mapping[str, str] | None = None,
-    limits: Sequence[str] = (),
 ) -> Iterator[tuple[list[str], Tensor]]:
     """(names, x) of at most 256 samples at a time, x as a source of data delivers it.
 
     shape: (C, H, W) or (D,) of the model's inputs. stored: the numbers that it was trained on; others would
-    have another scale. fill: (D,), for missing numbers of a table. reading: how image files were read in
-    training, beside their size and colour. missing: texts of a table that mean a missing value.
-    units, limits: of a table, as in DataConfig.
+    have another scale. fill: (D,), for missing numbers of a table. data: the block by which the
+    training data were read; size and colour of images are the model's.
     columns: of a table, as in the model's file. A CSV file needs these columns and may have others; a .npz
     file gives its array x, 8-bit images of any size and of either colour; any other file is an image. A row's
     name is its file with its line, or its index.
@@ -51,7 +49,7 @@ def read_inputs(
             "scale of those that it was trained on: give them as x of an .npz file"
         )
     color = "gray" if shape[0] == 1 else "rgb"
-    reading = reading or ImageReading()
+    reading = ImageReading.of(data)
     if of_images:
         reading = replace(reading, size=(shape[1], shape[2]), color=color, unreadable="refuse")
     for start in range(0, len(images), BATCH):
@@ -60,9 +58,7 @@ def read_inputs(
     for path in paths:
         if of_images and path.suffix != ".npz":
             continue
-        names, x = (
-            _read_array(path) if path.suffix == ".npz" else _read_table(path, columns, missing, units, limits)
-        )
+        names, x = _read_array(path) if path.suffix == ".npz" else _read_rows(path, columns, data)
         if stored == "uint8" and find_stored_type(x) != stored and x.ndim == 4 and reading.window is not None:
             x = torch.from_numpy(apply_window(x.numpy(), reading.window, f"{path}, x"))
         if find_stored_type(x) != stored:
@@ -82,21 +78,15 @@ def _read_array(path: Path) -> tuple[list[str], Tensor]:
     return [f"{path}[{index}]" for index in range(len(x))], x
 
 
-def _read_table(
-    path: Path,
-    columns: Columns | None,
-    missing: Sequence[str],
-    units: Mapping[str, str] | None,
-    limits: Sequence[str],
-) -> tuple[list[str], Tensor]:
+def _read_rows(path: Path, columns: Columns | None, data: DataConfig) -> tuple[list[str], Tensor]:
     if columns is None:
         raise DataError(f"{path}: this model takes rows without column names; give them as x of a .npz file")
-    file = read_csv(path, units=units, limits=limits)
+    file = read_table(data, path)
     for name in columns:
         if name not in file.columns:
             raise DataError(f"{path}: no column {name!r}; this model takes {', '.join(columns)}")
     bad = BadCells(file)
-    x = np.ascontiguousarray(encode(file, columns, missing, bad))
+    x = np.ascontiguousarray(encode(file, columns, data.missing, bad))
     bad.refuse()
     return [f"{path}:{line}" for line in file.lines], torch.from_numpy(x)
 

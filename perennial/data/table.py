@@ -82,10 +82,14 @@ def load_table(config: DataConfig) -> Source:
     )
 
 
-def read_table(config: DataConfig) -> CsvFile:
-    """The cells of a data block's table. Raises DataError as read_csv does."""
-    assert config.path is not None
-    path = Path(config.path).expanduser()
+def read_table(config: DataConfig, path: Path | None = None) -> CsvFile:
+    """The cells of a data block's table, or of another file by the same settings.
+
+    Raises DataError as read_csv does.
+    """
+    if path is None:
+        assert config.path is not None
+        path = Path(config.path).expanduser()
     return read_csv(path, config.decimal, config.units, config.limits)
 
 

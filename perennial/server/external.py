@@ -39,7 +39,7 @@ from perennial.server.report.recognition import build_recognition_parts, build_r
 
 OF_THE_RUN = (
     *("labels", "label_column", "patient", "arrays", "dataset"),
-    *("resize", "window", "missing", "units", "limits", "subgroup"),
+    *("resize", "window", "missing", "decimal", "units", "limits", "subgroup"),
 )
 """Keys that are taken over from the run's own data where they fit the source."""
 

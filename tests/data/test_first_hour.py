@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from typer.testing import CliRunner
 
 from perennial import load_run
@@ -14,6 +15,7 @@ from perennial.cli.init import init_command
 from perennial.cli.main import app
 from perennial.foundation.errors import ConfigError, PerennialError
 from perennial.models.prediction import Exported
+from perennial.models.saved import load_saved
 
 HEADER = "age,chol,sex,diagnosis,hospital"
 
@@ -95,6 +97,44 @@ def test_no_onnx_file_is_written_that_takes_one_number_of_rows_alone(
     with pytest.raises(PerennialError, match="no other number of samples"):
         export_command(run, tmp_path, onnx=True)
     assert not (tmp_path / "model.onnx").exists()
+
+
+def test_a_model_reads_other_tables_by_the_settings_of_its_own(tmp_path: Path) -> None:
+    """Decimal commas in a file with commas; a folder in another unit; a class that looks like a formula."""
+
+    def spell(text: str) -> str:
+        return "".join(
+            ",".join('"' + cell.replace(".", ",") + '"' for cell in line.split(",")) + "\n"
+            for line in text.replace(",ill", ",=ill").splitlines()
+        )
+
+    table, new = heart(tmp_path), tmp_path / "new"
+    table.write_text(spell(table.read_text()))
+    data = {"source": "csv", "path": str(table), "label_column": "diagnosis", "decimal": ","}
+    data |= {"site_column": "hospital", "partition": {"kind": "natural"}}
+    settings = {
+        "name": "commas",
+        "data": data,
+        "tasks": {"count": 1, "rounds": 1},
+        "model": {"name": "features", "features": [{"name": "random", "width": 12}]},
+        "strategy": {"name": "analytic"},
+    }
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(settings))
+    invoke("run", tmp_path / "experiment.yaml", "--runs", tmp_path / "runs")
+    run = tmp_path / "runs" / "commas"
+    assert load_saved(run / "model.safetensors").inputs.columns == {
+        **{"age": "numeric", "chol": "numeric"},
+        "sex": ["f", "m"],
+    }
+    new.mkdir()
+    (new / "rows.csv").write_text("age,chol,sex\n" + "".join(f'"{40 + k}000,5","260",m\n' for k in range(30)))
+    told = CliRunner().invoke(app, ["predict", str(run), str(new), "--format", "csv"])
+    assert told.exit_code == 0, told.output
+    assert "rows.csv: column 'age'" in told.stderr and "another unit" in told.stderr
+    assert "'=ill" in told.stdout and ",=ill" not in told.stdout
+    held = heart(tmp_path / "new")
+    held.write_text(spell(held.read_text().replace("1", "2")))
+    invoke("evaluate", run, held)
 
 
 def test_init_that_stops_leaves_no_file_and_asks_nothing_where_files_are(tmp_path: Path) -> None:

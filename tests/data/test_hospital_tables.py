@@ -151,7 +151,8 @@ def test_the_model_s_rows_are_filled_and_read_as_in_training(tmp_path: Path) -> 
     (tmp_path / "new.csv").write_text("b;a\n1,5;\n;2\n")
     fill = torch.tensor([7.0, 0.0, 8.0, 0.0])
     columns = {"a": "numeric", "b": "numeric"}
-    ((_, x),) = read_inputs([tmp_path / "new.csv"], (4,), "float32", fill, columns)
+    path = tmp_path / "new.csv"
+    ((_, x),) = read_inputs([path], (4,), "float32", fill, config(path), columns)
     assert np.allclose(x, [[7, 1, 1.5, 0], [2, 0, 8, 1]])
 
 
@@ -192,7 +193,7 @@ def test_inputs_of_several_batches_come_with_their_names(tmp_path: Path) -> None
     x = np.arange(1200, dtype=np.float32).reshape(600, 2)
     path = tmp_path / "rows.npz"
     np.savez(path, x=x)
-    pieces = [*read_inputs([path], (2,), "float32", torch.zeros(2))]
+    pieces = [*read_inputs([path], (2,), "float32", torch.zeros(2), config(path))]
     assert [len(names) for names, _ in pieces] == [len(part) for _, part in pieces] == [256, 256, 88]
     assert [name for names, _ in pieces for name in names] == [f"{path}[{row}]" for row in range(600)]
     assert torch.equal(torch.cat([part for _, part in pieces]), torch.from_numpy(x))

@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 
+from perennial.cli.withdraw import _select_records
 from perennial.cli.withdraw import withdraw as site_withdraw
 from perennial.client.door import keep_split_key, read_withdrawal_form
 from perennial.client.identity import Identity
@@ -253,3 +254,35 @@ def test_a_form_brings_the_key_that_the_site_does_not_keep(runs: Path, tmp_path:
     form.write_text(yaml.safe_dump(["no form"]))
     with pytest.raises(ConfigError, match="no form of"):
         read_withdrawal_form(form, tmp_path / "state", content["experiment"])
+
+
+def test_rows_of_a_table_are_found_as_the_site_reads_its_own(tmp_path: Path) -> None:
+    """Decimal commas, a word for a missing value, and a number in its place that is not the mean."""
+    rows = [f'"{k},5";{"unbekannt" if k % 4 == 0 else k};{k % 2}' for k in range(40)]
+    (tmp_path / "own.csv").write_text("\n".join(["a;b;y", *rows]))
+    (tmp_path / "gone.csv").write_text("\n".join(["a;b;y", *rows[4:8]]))
+    shared = {
+        **{"source": "csv", "classes": ["0", "1"], "label_column": "y"},
+        **{"columns": {"a": "numeric", "b": "numeric"}, "imputation": {"a": 7, "b": 8}},
+        "normalise": {"mean": {"a": 20, "b": 20}, "std": {"a": 10, "b": 10}},
+    }
+    settings = {
+        "name": "own",
+        "data": shared,
+        "tasks": {"count": 1, "rounds": 1},
+        "model": {"name": "features", "features": [{"name": "random", "width": 12}]},
+        "strategy": {"name": "analytic", "head": "ridge"},
+    }
+    own = shared | {"path": str(tmp_path / "own.csv"), "missing": ["unbekannt"], "decimal": ","}
+    identity = Identity(
+        "wien",
+        Experiment.model_validate(settings),
+        SitePolicy(answers=["statistics"]),
+        tmp_path / "state",
+        "cpu",
+        1,
+        own_data=DataConfig.model_validate(own),
+        deployed=True,
+    )
+    site = open_site(identity, split_key="a1" * 32)
+    assert _select_records(site, [tmp_path / "gone.csv"], None).tolist() == [4, 5, 6, 7]
