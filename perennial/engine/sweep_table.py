@@ -68,9 +68,17 @@ class Sweep:
             replace_file(self.folder / f"table.{ending}", content, mode=0o644)
 
     def cells(self) -> Iterator[tuple[str, int, list[tuple[float | None, float | None]]]]:
-        """(label, number of seeds, (mean, half its 95 % t-interval) of each measure); None: not measured."""
+        """(label, number of seeds, (mean, half its 95 % t-interval) of each measure).
+
+        None: not measured, or not with each seed; a mean over some of them would be another row's.
+        """
         for label, runs in self.rows.items():
-            yield label, len(runs), [mean_and_half(self.values(label, column)) for column in self.columns]
+            found = [self.values(label, column) for column in self.columns]
+            yield (
+                label,
+                len(runs),
+                [mean_and_half(values if len(values) == len(runs) else []) for values in found],
+            )
 
     def __str__(self) -> str:
         """The table in aligned columns, as table.txt has it."""

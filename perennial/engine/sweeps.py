@@ -86,8 +86,15 @@ def run_sweep(
             raise ConfigError("--set: found seed with --seeds; allowed one of them")
         numbers = None if seeds is None else parse_seeds(seeds)
         planned = plan_sweep(path, numbers, _parse_axes(sweep), overrides, name, runs, overwrite)
-        found = _run_all(path, planned, workers, device, overwrite, say)
-        return _collect(planned, found, name or planned[0].experiment.name, runs)
+        failed: list[str] = []
+        found = _run_all(path, planned, workers, device, overwrite, say, failed)
+        table = _collect(planned, found, name or planned[0].experiment.name, runs)
+        if failed:
+            raise StateError(
+                f"{len(failed)} of {len(planned)} runs failed; {table.folder} has the table of the others, "
+                f"and the same command goes on with these: {'; '.join(failed)}"
+            )
+        return table
 
 
 def plan_sweep(
@@ -231,9 +238,10 @@ def _run_all(
     device: str,
     overwrite: bool,
     say: Callable[[str], None] | None,
+    failed: list[str],
 ) -> dict[Path, dict[str, Any]]:
-    """Folder -> summary of each run that there is in the end. Raises StateError if one failed."""
-    found, waiting, failed = dict[Path, dict[str, Any]](), list[Planned](), list[str]()
+    """Folder -> summary of each run that there is in the end. failed: where those that failed are named."""
+    found, waiting = dict[Path, dict[str, Any]](), list[Planned]()
     for each in planned:
         summary = each.folder / "summary.json"
         if summary.exists() and not overwrite:
@@ -270,11 +278,6 @@ def _run_all(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    if failed:
-        raise StateError(
-            f"{len(failed)} of {len(planned)} runs failed; the others are kept, and the same command goes on "
-            f"with these: {'; '.join(failed)}"
-        )
     return found
 
 
@@ -301,7 +304,9 @@ def _collect(
     named: dict[str, dict[str, str]] = {}
     for each in planned:
         label = ", ".join(each.changes) or each.experiment.name
-        rows.setdefault(label, {})[each.seed] = found[each.folder]
+        row = rows.setdefault(label, {})
+        if each.folder in found:
+            row[each.seed] = found[each.folder]
         named.setdefault(label, {})[str(each.seed)] = each.folder.name
     folder = _locate_table(resolve_runs_folder(runs) / f"{name}-table", named)
     make_folder(folder)

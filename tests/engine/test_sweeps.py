@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from perennial.engine import sweeps
 from perennial.engine.sweep_table import FONT, Sweep, mean_and_half
 from perennial.engine.sweeps import parse_seeds, parse_sweep, plan_sweep, run_sweep
 from perennial.foundation.errors import ConfigError, PerennialError, StateError
+from perennial.server.report.comparison import Spread
 
 QUICKSTART = APP_ROOT / "experiments" / "quickstart.yaml"
 SMALL = {
@@ -188,6 +190,15 @@ def test_a_sweep_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytes
     again = run_sweep(SMALL, seeds=[1], **call)
     assert again.folder == first.folder and (first.folder / "table.txt").read_text() == f"{first}\n"
     assert (both.folder / "table.txt").read_text() == f"{both}\n" and len(made) == 4
+    call = {"sweep": {"learner.optimizer.lr": ["0.1", "1e30"]}, "runs": tmp_path / "rates", "device": "cpu"}
+    for _ in range(2):
+        with pytest.raises(
+            StateError, match=r"1 of 2 runs failed; .*small-table has the table of the others"
+        ):
+            run_sweep(SMALL, seeds=[1], **call)
+        lines = (tmp_path / "rates" / "small-table" / "table.csv").read_text().splitlines()
+        assert re.fullmatch(r"learner.optimizer.lr=0.1,final accuracy,1,[0-9.]+,", lines[1])
+        assert lines[4] == "learner.optimizer.lr=1e30,final accuracy,0,,"
     (tmp_path / "small-s1").mkdir()
     (tmp_path / "small-s1" / "notes.txt").write_text("mine")
     with pytest.raises(StateError, match="holds files that are no run's"):
@@ -204,3 +215,12 @@ def test_runs_in_processes_of_their_own_have_the_bits_of_single_ones(tmp_path: P
         for one in (found, again)
     ]
     assert hashes[0] == hashes[1]
+
+
+def test_a_row_of_which_a_seed_was_not_measured_has_no_mean(tmp_path: Path) -> None:
+    """Neither in a sweep nor in `compare`: it would be the mean of fewer runs than its seeds say."""
+    known = {"final_accuracy": 0.5, "average_incremental_accuracy": 0.5, "forgetting": None}
+    sweep = Sweep({"a": {1: known, 2: known | {"final_accuracy": None}}}, tmp_path, ())
+    ((_, seeds, figures),) = sweep.cells()
+    assert seeds == 2 and figures == [(None, None), (50.0, pytest.approx(0.0)), (None, None)]
+    assert Spread.of([0.5, None]) == Spread(None, None) == Spread.of([])

@@ -43,7 +43,10 @@ EQUAL = 1e-9
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean over seeds and standard deviation; deviation is None for fewer than two seeds, mean for none."""
+    """Mean over seeds and standard deviation; deviation is None for fewer than two seeds.
+
+    Both are None where a seed was not measured.
+    """
 
     mean: float | None
     deviation: float | None
@@ -51,7 +54,9 @@ class Spread:
     @classmethod
     def of(cls, values: Sequence[float | None]) -> "Spread":
         known = [value for value in values if value is not None]
-        return cls(fmean(known) if known else None, stdev(known) if len(known) > 1 else None)
+        if not known or len(known) < len(values):
+            return cls(None, None)
+        return cls(fmean(known), stdev(known) if len(known) > 1 else None)
 
     def __str__(self) -> str:
         """In percent: '81.4 ± 1.2', '81.4' or a dash."""
