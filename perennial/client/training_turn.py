@@ -346,7 +346,7 @@ class TrainingTurn:
             return {**typed, "num_examples": Public(1), "steps": Public(steps)}
         return typed | {
             "num_examples": release_value(len(self.indices)),
-            "train_loss": release_value(result.loss),
+            "train_loss": release_value(result.require_finite_loss()),
             "steps": release_value(result.steps),
             "metrics": release_value(json.dumps(metrics)),
         }

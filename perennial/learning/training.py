@@ -3,6 +3,7 @@
 Symbols: n samples, M classes seen so far, P floats of the model, B batch size.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from perennial.config.learner import LearnerConfig
 from perennial.data.config import AugmentationConfig
-from perennial.foundation.errors import DataError
+from perennial.foundation.errors import ConfigError, DataError
 from perennial.foundation.streams import torch_seed
 from perennial.learning.batches import TrainingSet, shuffle_batches
 from perennial.learning.device import use_precision
@@ -38,6 +39,12 @@ class TrainingResult:
     loss: float
     steps: int
     classification: float | None = None
+
+    def require_finite_loss(self) -> float:
+        """The loss. Raises ConfigError where training diverged, which no repetition of the round mends."""
+        if not math.isfinite(self.loss):
+            raise ConfigError(f"training diverged: its loss is {self.loss}; lower learner.optimizer.lr")
+        return self.loss
 
 
 def train(

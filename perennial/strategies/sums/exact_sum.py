@@ -69,7 +69,7 @@ class ExactSum:
         if not self.grid.holds(weight, norm):
             raise OverflowError(
                 f"update: weight {weight:.3g} times norm {norm:.3g} does not fit the sum, which has room for "
-                f"{self.grid.share:.3g} from one site"
+                f"{self.grid.share:.3g} from one site: training diverges, or the site lies"
             )
         self._add([_flatten([update[name] for name in group]) for group in self._groups], weight, norm)
 
