@@ -120,7 +120,16 @@ def _require_same_experiment(
     if changed:
         raise StateError(
             f"{path}: the experiment differs from the one this run began with, in: {', '.join(changed)}; "
-            "a finished run may get more tasks, and rounds, evaluation and absence may change at any time"
+            "a run may get more tasks, and rounds, evaluation and absence may change while it goes on"
+        )
+    progress = checkpoint.progress
+    over = progress.state is State.FINISHED and registry.schedule.count == progress.registry.schedule.count
+    if over and (
+        late := [f"{key} {values}" for key, values in found.items() if key.startswith(FREE_ON_RESUME)]
+    ):
+        raise StateError(
+            f"{path}: the run is finished, and its rounds and figures are of other settings than: "
+            f"{', '.join(late)}; allowed: the same, or another task"
         )
     _require_plan(path, checkpoint.progress, registry)
 

@@ -259,3 +259,24 @@ def test_a_site_that_joins_is_said_to_be_asked_and_is_asked(tmp_path: Path) -> N
     before = json.loads((tmp_path / "runs" / "t" / "summary.json").read_text())["analytic"]["samples"]
     own = json.loads((tmp_path / "runs" / "t" / "summary.json").read_text())["sites"]["C"]["samples"]
     assert 0 < said <= own <= before
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"absence": [{"site": "site-0", "first_round": 1}]},
+        {"evaluation": {"federated": False}},
+        {"rounds": {"quorum": 2}},
+    ],
+)
+def test_a_finished_run_keeps_the_settings_of_its_rounds_and_figures(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    settings = RunSettings(write(tmp_path), runs=str(tmp_path / "runs"))
+    run_in_process(settings)
+    folder = tmp_path / "runs" / "small"
+    before = [(folder / name).read_bytes() for name in ("experiment.yaml", "summary.json")]
+    write(tmp_path, **changed)
+    with pytest.raises(StateError, match=rf"the run is finished, .* than: {next(iter(changed))}"):
+        run_in_process(replace(settings, resume="yes"))
+    assert [(folder / name).read_bytes() for name in ("experiment.yaml", "summary.json")] == before
