@@ -312,8 +312,10 @@ class Curriculum:
             tries = partial(suggest_settings, position.experiment)
             for fault in of_learning(self.folder.path.name, signs, tries, (), {}, None):
                 self.journal.note(f"{fault.said} {fault.turn}")
-        at_sites = self.history.data["federated"][-1]
-        if task == position.schedule.count and not position.one_classifier and central and at_sites:
+        last, at_sites = task == position.schedule.count, self.history.data["federated"][-1]
+        if last and not any(site["rounds"] for site in self.history.data["sites"].values()):
+            self.journal.note("no site took part in any round: the model is the one that the run began with")
+        if last and not position.one_classifier and central and at_sites:
             self.journal.note(
                 "all figures of the server's test samples are those of the saved model's head; the sites "
                 f"classify by the means of their own exemplars, and count {100 * at_sites:.1f} % at the end"

@@ -142,3 +142,12 @@ def test_an_update_that_fits_no_sum_is_dropped_by_name(
     assert len(rounds[0]["participants"]) == taken
     assert len(rounds[0]["dropped"]) == 3 - taken
     assert all("does not fit" in drop["reason"] for drop in rounds[0]["dropped"])
+
+
+@pytest.mark.parametrize(("away", "said"), [(3, 1), (2, 0)])
+def test_a_run_in_which_nobody_trained_says_so(tmp_path: Path, away: int, said: int) -> None:
+    """It ends, because its absences were declared, and its model has learnt nothing."""
+    absence = [{"site": f"site-{k}", "first_round": 1} for k in range(away)]
+    run(tmp_path, set(), silence, absence=absence, tasks={"count": 1, "rounds": 1})
+    text = (tmp_path / "runs" / "bad-days" / "events.jsonl").read_text()
+    assert text.count("no site took part in any round") == said
