@@ -15,8 +15,15 @@ from perennial.client.release import Typed
 from perennial.client.site import Site
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.privacy.released import Released
-from perennial.privacy.secure.keys import Words
-from perennial.privacy.secure.roster import Attempt, Parameters, Subject
+from perennial.privacy.secure.keys import Words, sign
+from perennial.privacy.secure.roster import (
+    Attempt,
+    Member,
+    Parameters,
+    Peer,
+    Subject,
+    _encode_introduction,
+)
 from perennial.privacy.secure.site_session import Opening, SiteSession
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
@@ -235,6 +242,49 @@ def test_site_that_deals_out_false_shares_and_leaves_does_not_end_the_run(
     assert told_rounds(tmp_path / "a") == [(1, True), (1, False), (2, False)]
     assert "the mask key of site 'site-3' does not come of the" in told_notes(tmp_path / "a")
     assert found["model_sha256"] == expected["model_sha256"]
+
+
+LOW_ORDER = "00" * 32
+
+
+@pytest.mark.parametrize("key", ["false signature", "low order"])
+def test_a_site_whose_introduction_is_false_keeps_no_other_from_the_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    introduce = Peer.introduce
+
+    def lie(name: str, identity: bytes, cipher: bytes, run: str, task: int) -> Peer:
+        honest = introduce(name, identity, cipher, run, task)
+        if name != "site-0":
+            return honest
+        if key == "false signature":
+            return replace(honest, signature="00" * 64)
+        signature = sign(identity, _encode_introduction(name, LOW_ORDER, run, task))
+        return replace(honest, cipher=LOW_ORDER, signature=signature)
+
+    monkeypatch.setattr(Peer, "introduce", lie)
+    run(tmp_path)
+    assert told_rounds(tmp_path) == [(1, False), (2, False)]
+    assert {drop["site"] for event in events(tmp_path) for drop in event.get("dropped", ())} == {"site-0"}
+
+
+@pytest.mark.parametrize("key", ["false signature", "low order"])
+def test_a_site_whose_mask_key_is_false_keeps_no_other_from_the_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    honest = Member.sign
+
+    def lie(attempt: Attempt, peers: bytes, name: str, mask: str, seed: bytes, identity: bytes) -> Member:
+        if name != "site-0":
+            return honest(attempt, peers, name, mask, seed, identity)
+        if key == "low order":
+            return honest(attempt, peers, name, LOW_ORDER, seed, identity)
+        return replace(honest(attempt, peers, name, mask, seed, identity), signature="00" * 64)
+
+    monkeypatch.setattr(Member, "sign", lie)
+    run(tmp_path)
+    assert told_rounds(tmp_path) == [(1, False), (2, False)]
+    assert {drop["site"] for event in events(tmp_path) for drop in event.get("dropped", ())} == {"site-0"}
 
 
 def test_sums_of_features_that_are_not_used_are_made_anew(

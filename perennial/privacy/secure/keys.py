@@ -69,6 +69,11 @@ def agree(secret: bytes, public: str, info: bytes) -> bytes:
         raise ProtocolError(f"public key {public:.16}: not usable: {error}") from error
 
 
+def require_usable_key(public: str) -> None:
+    """Raises ProtocolError for an agreement key with which nobody can agree, such as one of low order."""
+    agree(draw_secret(), public, b"usable")
+
+
 @lru_cache(maxsize=1 << 14)
 def _exchange(secret: bytes, public: str) -> bytes:
     """The X25519 secret of two keys; the keys of a task serve all its attempts."""

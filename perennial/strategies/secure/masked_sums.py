@@ -6,7 +6,8 @@ for again, in the next round if need be. A sum of no use, or whose masks do not 
 very same sites are asked for another one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,8 +17,8 @@ from flwr.serverapp import Grid
 
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ProtocolError
-from perennial.privacy.secure.keys import Words
-from perennial.privacy.secure.roster import Attempt, Member, Peer, Subject
+from perennial.privacy.secure.keys import Words, require_usable_key
+from perennial.privacy.secure.roster import Attempt, Member, Peer, Subject, hash_peers
 from perennial.privacy.secure.server_session import NotEnough, ServerSession
 from perennial.privacy.secure.site_session import Advert, Opening
 from perennial.protocol.fields import WireMessage
@@ -213,7 +214,7 @@ class MaskedSums:
                 raise NotEnough(f"{len(known)} sites are ready for a sum that takes {needed}")
             shares = self._share_requests(stamp, known)
             replies = ask(grid, self.exchange, shares, ShareReply, deadline, note)
-            self._take_shares(replies)
+            self._take_shares(replies, note)
         assert self._ahead is not None
         (attempt, peers, adverts), self._ahead = self._ahead, None
         session = ServerSession(attempt, self.parameters, peers, subject)
@@ -233,7 +234,12 @@ class MaskedSums:
         fields = IntroduceRequest(**stamp.stamp_fields)
         new = [(name, node, fields) for name, node in sites.items() if name not in self._peers]
         for name, reply in ask(grid, self.exchange, new, IntroduceReply, deadline, note).items():
-            self._peers[name] = Peer(name, reply.identity, reply.cipher, reply.signature)
+            peer = Peer(name, reply.identity, reply.cipher, reply.signature)
+            # a key that the others refuse would keep all of them from every sum of the task
+            with _leave_out(name, note):
+                peer.check(stamp.run, stamp.task, lambda *_: None)
+                require_usable_key(peer.cipher)
+                self._peers[name] = peer
 
     def _share_requests(self, stamp: Stamp, sites: Sites) -> list[tuple[str, int, ShareRequest]]:
         """Requests for the masks of the next attempt, which is begun by them."""
@@ -250,14 +256,18 @@ class MaskedSums:
         )
         return [(name, node, request) for name, node in sites.items()]
 
-    def _take_shares(self, replies: Mapping[str, ShareReply]) -> None:
+    def _take_shares(self, replies: Mapping[str, ShareReply], note: Note) -> None:
         if self._ahead is None:
             return
+        attempt, peers, adverts = self._ahead
         for name, reply in replies.items():
+            if reply.attempt != attempt.number:
+                continue
             member = Member(name, reply.mask, reply.commitment, reply.signature)
-            shares = dict(zip(reply.receivers, reply.shares, strict=False))
-            if reply.attempt == self._ahead[0].number:
-                self._ahead[2][name] = Advert(member, shares)
+            with _leave_out(name, note):
+                member.check(attempt, hash_peers(attempt, peers), self._peers[name])
+                require_usable_key(member.mask)
+                adverts[name] = Advert(member, _match_shares(reply.receivers, reply.shares))
 
     def _collect(
         self,
@@ -348,7 +358,7 @@ class MaskedSums:
                     _match_shares(reply.seeds_of, reply.seeds), _match_shares(reply.keys_of, reply.keys)
                 )
                 session.add_opening(name, given)
-        self._take_shares(shares)
+        self._take_shares(shares, note)
         try:
             return session.open(note)
         finally:
@@ -358,6 +368,15 @@ class MaskedSums:
     def _stamp(self, stamp: Stamp, session: ServerSession) -> dict[str, Any]:
         """The stamp of the round in which the attempt began."""
         return {**stamp.stamp_fields, "round": session.subject.round}
+
+
+@contextmanager
+def _leave_out(name: str, note: Note) -> Iterator[None]:
+    """Name the site whose keys are false in place of raising ProtocolError."""
+    try:
+        yield
+    except ProtocolError as error:
+        note(name, str(error))
 
 
 def _read_words(reply: MaskedReply) -> Words:
