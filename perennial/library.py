@@ -17,7 +17,7 @@ from perennial.engine.callbacks import Callback, notify_callbacks
 from perennial.engine.cohorts import Asked
 from perennial.engine.run import load_resumed_settings, run_in_process
 from perennial.engine.run_folders import create_run_folder, require_own_folder
-from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.errors import ConfigError, DataError, StateError
 from perennial.foundation.installation import require_own_package
 from perennial.foundation.plugins import Named, use_also
 
@@ -131,6 +131,12 @@ class Model:
             yield from self._name_answers(names, self.answers(x))
 
     def _name_answers(self, names: Sequence[str], answers: "Answers") -> Iterator[Prediction]:
+        if not (finite := answers.probabilities.isfinite().all(dim=1)).all():
+            name = names[int(finite.int().argmin())]
+            raise DataError(
+                f"predict: {name}: found numbers so large that the model's answer is not finite, allowed "
+                "numbers of the size of the training data's"
+            )
         sets = None if answers.sets is None else answers.sets.tolist()
         for row, (name, shares) in enumerate(zip(names, answers.probabilities.tolist(), strict=True)):
             reached = {label: bool(values[row]) for label, values in answers.reached.items()}

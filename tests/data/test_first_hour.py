@@ -13,7 +13,7 @@ from perennial import load_run
 from perennial.cli.export import export_command
 from perennial.cli.init import init_command
 from perennial.cli.main import app
-from perennial.foundation.errors import ConfigError, PerennialError
+from perennial.foundation.errors import ConfigError, DataError, PerennialError
 from perennial.models.prediction import Exported
 from perennial.models.saved import load_saved
 
@@ -97,6 +97,15 @@ def test_no_onnx_file_is_written_that_takes_one_number_of_rows_alone(
     with pytest.raises(PerennialError, match="no other number of samples"):
         export_command(run, tmp_path, onnx=True)
     assert not (tmp_path / "model.onnx").exists()
+
+
+def test_a_row_without_a_finite_answer_is_refused_by_name(tmp_path: Path) -> None:
+    invoke("init", heart(tmp_path), "--output", tmp_path / "first")
+    trained, runs = tmp_path / "first" / "experiment_trained.yaml", tmp_path / "runs"
+    invoke("run", trained, "--set", "tasks.rounds=1", "--runs", runs)
+    (tmp_path / "far.csv").write_text("age,chol,sex\n40.5,260,m\n-1e30,260,m\n")
+    with pytest.raises(DataError, match=r"far.csv.*3: found numbers so large"):
+        list(load_run(runs / "heart-trained").model.predictions([tmp_path / "far.csv"]))
 
 
 def test_a_model_reads_other_tables_by_the_settings_of_its_own(tmp_path: Path) -> None:
