@@ -134,7 +134,7 @@ def import_(
     network: Annotated[str, typer.Option(help="timm's name of the network")],
 ) -> None:
     """Put a checkpoint into the cache by timm's names, and print what the experiment says of it."""
-    from perennial.models.feature_maps.imported import import_weights
+    from perennial.models.feature_maps.weights import import_weights
 
     found = import_weights(file, network)
     if found.left_out:

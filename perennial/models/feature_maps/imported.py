@@ -1,25 +1,21 @@
-"""Imports a network's checkpoint as safetensors with timm's names, known by its hash.
+"""Reads a network's checkpoint of another program by timm's names.
 
 Read are safetensors, and the initialisers of an ONNX file; nothing that can run code. Names are timm's, or
 those of Hugging Face's ViT, DeiT and DINOv2, maybe behind a prefix. PyTorch's exporter to ONNX writes the
 weight of a linear layer transposed and without its name; the node that uses it says which layer it is.
 """
 
-import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
-from perennial.foundation.cache import find_cache_folder
 from perennial.foundation.errors import ConfigError
-from perennial.foundation.files import make_folder, replace_file
-from perennial.models.feature_maps.weights import build_bare_network, parse_tensors
 
 PREFIXES = ("module.", "model.", "backbone.", "network.", "timm_model.", "vit.", "deit.", "dinov2.")
 _HUGGING_FACE = (
@@ -43,47 +39,21 @@ _PARTS = ("query", "key", "value")
 MOST_NAMED = 5
 
 
-@dataclass(frozen=True)
-class Imported:
-    """A checkpoint in the cache. left_out: tensors that the network without its classifier does not have."""
-
-    path: Path
-    sha256: str
-    left_out: list[str]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+def parse_tensors(content: bytes, path: Path | str) -> dict[str, Tensor]:
+    """Parse the content of a safetensors file. Raises ConfigError naming `path` if it is damaged."""
+    try:
+        return load(content)
+    except (SafetensorError, ValueError) as error:
+        raise ConfigError(f"{path}: damaged ({error}); remove it") from error
 
 
-def import_weights(path: Path, network: str) -> Imported:
-    """Write a checkpoint's tensors, by timm's names, to a file in the cache, whole or not at all.
+def read_tensors(path: Path, target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, by timm's names as far as they have one.
 
-    network: its name in timm. Raises ConfigError naming the file if it cannot be read without running
-    code, or naming the tensors that it lacks or has in another shape.
+    target: those of the network without its classifier. Raises ConfigError naming the file if it cannot be
+    read without running code.
     """
-    built: Any = build_bare_network(network)
-    target: dict[str, Tensor] = built.state_dict()
-    found = _join_positions(_rename_tensors(_read(path), target), target)
-    missing = [name for name in target if name not in found]
-    if missing:
-        raise ConfigError(
-            f"{path}: {len(missing)} of the {len(target)} tensors of {network} are not in it: "
-            f"{_format_names(missing)}; found names such as {_format_names(sorted(found))}; allowed: "
-            "timm's names, or Hugging Face's of ViT, DeiT and DINOv2"
-        )
-    wrong = [
-        f"{name} {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
-        for name, tensor in target.items()
-        if found[name].shape != tensor.shape
-    ]
-    if wrong:
-        raise ConfigError(f"{path}: not the tensors of {network}: {_format_names(wrong)}")
-    content = save({name: found[name].to(target[name].dtype).contiguous() for name in target})
-    sha256 = hashlib.sha256(content).hexdigest()
-    kept = find_cache_folder() / "weights" / f"{sha256}.safetensors"
-    make_folder(kept.parent)
-    replace_file(kept, content)
-    about, left_out = built.pretrained_cfg, sorted(found.keys() - target.keys())
-    return Imported(kept, sha256, left_out, tuple(about["mean"]), tuple(about["std"]))
+    return _join_positions(_rename_tensors(_read(path), target), target)
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -113,7 +83,7 @@ def _read_initialisers(content: bytes, path: Path) -> dict[str, Tensor]:
     outside = [each.name for each in model.graph.initializer if each.external_data]
     if outside:
         raise ConfigError(
-            f"{path}: keeps {_format_names(outside)} in other files; allowed: one file with all of it"
+            f"{path}: keeps {format_names(outside)} in other files; allowed: one file with all of it"
         )
     found = {
         each.name: torch.from_numpy(onnx.numpy_helper.to_array(each).copy())
@@ -204,5 +174,5 @@ def _join_attention(found: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _format_names(names: list[str]) -> str:
+def format_names(names: list[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")

@@ -24,8 +24,8 @@ from perennial.foundation.cache import find_cache_folder
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.streams import stream
+from perennial.models.feature_maps.imported import parse_tensors
 from perennial.models.feature_maps.patches import load_photographs
-from perennial.models.feature_maps.weights import parse_tensors
 
 GRID = 1 << 16
 """Steps in 1: every feature is a multiple of 1 / GRID."""

@@ -1,26 +1,27 @@
 """Weights of networks that were trained elsewhere: from a file that is known by its hash, or from a package.
 
-Three ordinary packages bring ImageNet weights under Apache-2.0. What is inside is a checkpoint of PyTorch: it
-is read once, with weights_only=True and only if it has the hash below, and kept as safetensors.
+Ordinary packages bring them, as checkpoints of PyTorch or files of ONNX. Each is read once, without running
+code and only if it has the hash in config.PACKAGES, and kept as safetensors.
 """
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from perennial.foundation.cache import find_cache_folder
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import make_folder, replace_file
-from perennial.models.feature_maps.config import PACKAGES, PretrainedConfig
+from perennial.models.feature_maps.config import EXTRA, PACKAGES, PretrainedConfig
+from perennial.models.feature_maps.imported import format_names, parse_tensors, read_tensors
 
-EXTRA = "pip install perennial-fl[pretrained]"
 CLASSIFIER = "_fc."
 """What the packages' last layer is called; it is left out."""
 
@@ -67,6 +68,57 @@ def name_network(config: PretrainedConfig) -> str:
     return PACKAGES[config.network].network if config.network in PACKAGES else config.network
 
 
+@dataclass(frozen=True)
+class Imported:
+    """A checkpoint in the cache. left_out: tensors that the network without its classifier does not have."""
+
+    path: Path
+    sha256: str
+    left_out: list[str]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def import_weights(path: Path, network: str) -> Imported:
+    """Write a checkpoint's tensors, by timm's names, to a file in the cache, whole or not at all.
+
+    network: its name in timm. Raises ConfigError naming the file if it cannot be read without running
+    code, or naming the tensors that it lacks or has in another shape.
+    """
+    built: Any = build_bare_network(network)
+    found, left_out = _select_tensors(path, network, built.state_dict())
+    content = save(found)
+    sha256 = hashlib.sha256(content).hexdigest()
+    kept = find_cache_folder() / "weights" / f"{sha256}.safetensors"
+    make_folder(kept.parent)
+    replace_file(kept, content)
+    about = built.pretrained_cfg
+    return Imported(kept, sha256, left_out, tuple(about["mean"]), tuple(about["std"]))
+
+
+def _select_tensors(
+    path: Path, network: str, target: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """(the checkpoint's tensors that the network has, names of all others)."""
+    found = read_tensors(path, target)
+    missing = [name for name in target if name not in found]
+    if missing:
+        raise ConfigError(
+            f"{path}: {len(missing)} of the {len(target)} tensors of {network} are not in it: "
+            f"{format_names(missing)}; found names such as {format_names(sorted(found))}; allowed: "
+            "timm's names, or Hugging Face's of ViT, DeiT and DINOv2"
+        )
+    wrong = [
+        f"{name} {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
+        for name, tensor in target.items()
+        if found[name].shape != tensor.shape
+    ]
+    if wrong:
+        raise ConfigError(f"{path}: not the tensors of {network}: {format_names(wrong)}")
+    taken = {name: found[name].to(tensor.dtype).contiguous() for name, tensor in target.items()}
+    return taken, sorted(found.keys() - target.keys())
+
+
 def _from_package(name: str) -> dict[str, Tensor]:
     package = PACKAGES[name]
     kept = find_cache_folder() / "weights" / f"{package.checkpoint}-timm.safetensors"
@@ -76,17 +128,23 @@ def _from_package(name: str) -> dict[str, Tensor]:
     if spec is None or spec.origin is None:
         raise ConfigError(
             f"model.features: network {name!r} takes its weights from the package {package.module}, which is "
-            f"not installed; {EXTRA}"
+            f"not installed; {package.install}"
         )
     path = Path(spec.origin).parent / package.file
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); {EXTRA}") from error
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); {package.install}") from error
     found = hashlib.sha256(content).hexdigest()
     if found != package.checkpoint:
-        raise ConfigError(f"{path}: found SHA-256 {found:.12}, allowed {package.checkpoint:.12}; {EXTRA}")
-    tensors = _rename_tensors(torch.load(path, map_location="cpu", weights_only=True), package.network)
+        raise ConfigError(
+            f"{path}: found SHA-256 {found:.12}, allowed {package.checkpoint:.12}; {package.install}"
+        )
+    if path.suffix == ".onnx":
+        target = build_bare_network(package.network).state_dict()
+        tensors, _ = _select_tensors(path, package.network, target)
+    else:
+        tensors = _rename_tensors(torch.load(path, map_location="cpu", weights_only=True), package.network)
     make_folder(kept.parent)
     replace_file(kept, save(tensors))
     return tensors
@@ -117,11 +175,3 @@ def build_bare_network(name: str) -> torch.nn.Module:
         raise ConfigError(f"model.features.network: timm has no {name!r}")
     with torch.random.fork_rng(devices=[]):
         return timm.create_model(name, pretrained=False, num_classes=0).eval()
-
-
-def parse_tensors(content: bytes, path: Path | str) -> dict[str, Tensor]:
-    """Parse the content of a safetensors file. Raises ConfigError naming `path` if it is damaged."""
-    try:
-        return load(content)
-    except (SafetensorError, ValueError) as error:
-        raise ConfigError(f"{path}: damaged ({error}); remove it") from error
