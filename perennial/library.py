@@ -10,9 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perennial.config.experiment import Experiment, load_experiment, require_experiment
+from perennial.config.experiment import Experiment, load_experiment, override_settings, require_experiment
 from perennial.config.run import RunSettings, find_experiment
-from perennial.config.yaml_file import apply_overrides
 from perennial.engine.callbacks import Callback, notify_callbacks
 from perennial.engine.cohorts import Asked
 from perennial.engine.run import load_resumed_settings, run_in_process
@@ -297,7 +296,7 @@ def run(
                 return Run(folder, summary)
         changes = [*overrides, *([] if seed is None else [f"seed={seed}"])]
         if isinstance(experiment, Mapping):
-            content = apply_overrides({"name": name or "experiment", **experiment}, changes)
+            content = override_settings({"name": name or "experiment", **experiment}, changes)
             found: Experiment | None = None
             usual = str(content["name"])
         elif experiment is None:
@@ -329,7 +328,7 @@ def _apply_changes(experiment: Experiment | Path | str, changes: list[str]) -> E
         return load_experiment(find_experiment(Path(experiment)), changes)
     if not changes:
         return experiment
-    return Experiment.of(**apply_overrides(experiment.model_dump(mode="json"), changes))
+    return Experiment.of(**override_settings(experiment.model_dump(mode="json"), changes))
 
 
 @contextmanager

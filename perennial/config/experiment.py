@@ -8,7 +8,7 @@ from pydantic import ValidationError, model_validator
 
 from perennial.config.combinations import CHECKS
 from perennial.config.methods import resolve_targets
-from perennial.config.presets import NONE, choose_preset, complete_learner
+from perennial.config.presets import NONE, choose_preset, complete_learner, leave_out_usual_learner
 from perennial.config.removed import drop_removed_from_experiment
 from perennial.config.schema import ExperimentFields, StrategySpec
 from perennial.config.yaml_file import apply_overrides, name_only, read_yaml, resolve_path, validate
@@ -102,10 +102,18 @@ def load_experiment(
     Raises ConfigError naming the file, each faulty key, what was found and what is allowed.
     """
     path = Path(path)
-    content = apply_overrides(read_yaml(path), overrides or [])
+    content = override_settings(read_yaml(path), overrides or [])
     if seed is not None:
         content["seed"] = seed
     return build_experiment(content, path.parent, str(path))
+
+
+def override_settings(content: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """An experiment's content, as a person or a run wrote it, with each KEY=VALUE applied.
+
+    Raises ConfigError naming the first KEY=VALUE that is none.
+    """
+    return apply_overrides(leave_out_usual_learner(content) if overrides else content, overrides)
 
 
 def require_experiment(found: object, where: str) -> None:

@@ -53,12 +53,32 @@ def complete_learner(block: Any, usual: str) -> Any:
     if not isinstance(name, str) or name not in PRESETS:
         close = suggest_nearest(name, PRESETS) if isinstance(name, str) else ""
         raise ConfigError(f"learner.preset: found {name!r:.80}{close}; allowed: {', '.join(PRESETS)}")
-    if block.get("preset") and _BARE.model_dump().keys() <= block.keys():
+    if block.get("preset") and _is_whole(block):
         raise ConfigError(
             f"learner.preset: found {name} with every key of a learner, as runs and Experiments have "
             f"them, so that it would change none; allowed: learner={{preset: {name}}} in their place"
         )
     return _merge(PRESETS[name], {key: value for key, value in block.items() if key != "preset"})
+
+
+def leave_out_usual_learner(content: dict[str, Any]) -> dict[str, Any]:
+    """A resolved experiment's content without its learner, if nothing in it differs from its preset.
+
+    Then nobody has set anything in it, and other settings, as another strategy, choose a learner anew.
+    Content whose learner is not written out in every key, as a person writes it, is returned as it is.
+    """
+    block, privacy = content.get("learner"), content.get("privacy")
+    if not isinstance(block, Mapping) or not _is_whole(block):
+        return content
+    usual = _LEARNERS[choose_preset(privacy.get("mode") if isinstance(privacy, Mapping) else None)]
+    if block != usual.model_dump(mode="json"):
+        return content
+    return {key: value for key, value in content.items() if key != "learner"}
+
+
+def _is_whole(block: Mapping[str, Any]) -> bool:
+    """Whether a learner has every key, as runs and Experiments have it."""
+    return _BARE.model_dump().keys() <= block.keys()
 
 
 def _merge(base: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, Any]:

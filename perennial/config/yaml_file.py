@@ -214,7 +214,8 @@ def apply_overrides(content: dict[str, Any], overrides: list[str]) -> dict[str, 
     """content with each KEY=VALUE applied; KEY is a dotted path, VALUE is YAML.
 
     A budget of the memory takes the place of the one that is there, and another optimiser does not take the
-    rate of the one before: a resolved learner names both, whether or not a person did.
+    rate of the one before, nor that it has no weight decay: a resolved learner names all three, whether or
+    not a person did.
 
     Raises ConfigError naming the first KEY=VALUE that is none.
     """
@@ -239,9 +240,17 @@ def apply_overrides(content: dict[str, Any], overrides: list[str]) -> dict[str, 
             for budget in {*MEMORY_BUDGETS} - {last}:
                 node.pop(budget, None)
         other = before is not None and str(before).lower() != str(found).lower()
-        if other and key.strip() == "learner.optimizer.name" and "learner.optimizer.lr" not in keys:
-            node.pop("lr", None)
+        if other and key.strip() == "learner.optimizer.name":
+            _forget_rule(node, keys)
     return result
+
+
+def _forget_rule(optimizer: dict[str, Any], keys: set[str]) -> None:
+    """Remove what belongs to the optimiser before. keys: those that the overrides themselves set."""
+    if "learner.optimizer.lr" not in keys:
+        optimizer.pop("lr", None)
+    if "learner.optimizer.weight_decay" not in keys and not optimizer.get("weight_decay"):
+        optimizer.pop("weight_decay", None)
 
 
 MEMORY_BUDGETS = ("per_class", "fixed_total", "share")

@@ -10,10 +10,9 @@ import yaml
 
 from perennial import load_experiment
 from perennial.cli.main import app
-from perennial.config.experiment import Experiment
+from perennial.config.experiment import Experiment, override_settings
 from perennial.config.learner import Optimizer
 from perennial.config.run import APP_ROOT
-from perennial.config.yaml_file import apply_overrides
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.factory import build_strategy
 
@@ -113,7 +112,7 @@ def test_a_budget_set_on_a_resolved_learner_takes_the_place_of_its_own(tmp_path:
     path.write_text(yaml.safe_dump(CONTENT))
     of_file = load_experiment(path, [setting])
     path.write_text(resolved.to_yaml())
-    of_object = Experiment.of(**apply_overrides(resolved.model_dump(mode="json"), [setting]))
+    of_object = Experiment.of(**override_settings(resolved.model_dump(mode="json"), [setting]))
     assert of_file == load_experiment(path, [setting]) == of_object
 
 
@@ -128,6 +127,38 @@ def test_another_optimiser_does_not_take_the_rate_of_the_one_before(tmp_path: Pa
         for given in (settings, settings[::-1]):
             assert load_experiment(path, given).learner.optimizer == Optimizer(name="sgd", lr=0.1)
         assert load_experiment(path, ["learner.optimizer.name=adam"]).learner.optimizer.lr == 0.001
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["strategy=analytic"],
+        ["learner.preset=replay"],
+        ["learner.optimizer.name=adamw", "learner.optimizer.lr=0.001"],
+        [
+            "privacy={mode: sample, noise_multiplier: 1.0, clip_norm: 1.0, sample_rate: 0.1}",
+            "evaluation.federated=false",
+        ],
+    ],
+)
+def test_settings_of_a_resolved_experiment_mean_what_they_mean_of_its_file(
+    tmp_path: Path, settings: list[str]
+) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(CONTENT))
+    resolved, of_file = load_experiment(path), load_experiment(path, settings)
+    path.write_text(resolved.to_yaml())
+    of_object = Experiment.of(**override_settings(resolved.model_dump(mode="json"), settings))
+    assert of_file == load_experiment(path, settings) == of_object
+
+
+def test_a_learner_that_somebody_set_is_not_forgotten(tmp_path: Path) -> None:
+    path, content = tmp_path / "experiment.yaml", CONTENT | {"learner": {"epochs": 7}}
+    for text in (yaml.safe_dump(content), Experiment.of(**content).to_yaml()):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="learner"):
+            load_experiment(path, ["strategy=analytic"])
+        assert load_experiment(path, ["seed=2"]).learner.epochs == 7
 
 
 def test_check_takes_settings_and_says_what_differs(
@@ -169,7 +200,7 @@ def test_a_network_may_be_given_by_its_name() -> None:
 
 def test_a_preset_of_which_a_written_learner_leaves_nothing_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "experiment.yaml"
-    path.write_text(Experiment.of(**CONTENT).to_yaml())
+    path.write_text(Experiment.of(**CONTENT | {"learner": {"epochs": 7}}).to_yaml())
     with pytest.raises(ConfigError, match=r"learner\.preset: found replay with every key of a learner"):
         load_experiment(path, ["learner.preset=replay"])
     found = load_experiment(path, ["learner={preset: replay}"])
