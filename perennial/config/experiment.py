@@ -8,7 +8,7 @@ from pydantic import ValidationError, model_validator
 
 from perennial.config.combinations import CHECKS
 from perennial.config.methods import resolve_targets
-from perennial.config.presets import NONE, choose_preset, complete_learner, leave_out_usual_learner
+from perennial.config.presets import choose_preset, complete_learner, leave_out_usual_learner
 from perennial.config.removed import drop_removed_from_experiment
 from perennial.config.schema import ExperimentFields, StrategySpec
 from perennial.config.yaml_file import apply_overrides, name_only, read_yaml, resolve_path, validate
@@ -67,7 +67,7 @@ class Experiment(ExperimentFields):
         privacy = content.get("privacy")
         mode = privacy.get("mode") if isinstance(privacy, dict) else getattr(privacy, "mode", None)
         try:
-            return {**content, "learner": complete_learner(block, choose_preset(mode) if trains else NONE)}
+            return {**content, "learner": complete_learner(block, choose_preset(mode))}
         except ConfigError as error:
             raise ValueError(str(error)) from error
 
