@@ -130,7 +130,7 @@ SITE_HALVES = {
     "digest_synthesis": "perennial.strategies.digest_synthesis.site:SummarySite",
     "clustered_personalisation": f"{_CLUSTERED}site:ClusteredSite",
     "fedper": f"{_CLUSTERED}site:PersonalSite",
-    "pfa": f"{_CLUSTERED}site:ClusteredSite",
+    "pfa": f"{_CLUSTERED}site:PFASite",
     "analytic": "perennial.strategies.analytic.site:SumsSite",
     "adabest": "perennial.baselines.adabest:AdaBestSite",
     "feddyn": "perennial.strategies.feddyn:FedDynSite",

@@ -1,5 +1,6 @@
 """What a hospital approves is all that runs: its words are those of the run, and its settings bind."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from perennial.engine.grid import InProcessGrid, build_site_contexts
 from perennial.foundation.errors import PolicyRefusal
 from perennial.privacy.composition import compose
 from perennial.privacy.ledger import Ledger
-from perennial.protocol.messages import DescribeRequest
+from perennial.protocol.messages import DescribeRequest, PersonalModelRequest, TrainRequest
 from perennial.protocol.stamp import VERSION
+from perennial.protocol.tensors import Tensors
 from perennial.server.app import serve
 from tests.approved import approve_installed
 from tests.redteam.attacked_hospital import BASE, SITE, Hospital, template_policy
@@ -180,3 +182,47 @@ def test_site_check_and_review_are_commands(tmp_path: Path) -> None:
     fab.write_bytes(b"no app")
     done = CliRunner().invoke(command, ["site", "review", str(fab), "--site", str(hospital.site_file)])
     assert done.exit_code != 0 and "not an app bundle" in f"{done.output}{done.exception}"
+
+
+def refuse(hospital: Hospital, number: int, settings: dict[str, Any]) -> str:
+    """Why the hospital does not train in a round with these settings; "" if it does."""
+    hospital.refusal = ""
+    arrays = Tensors(hospital.arrays())
+    asked = TrainRequest(**hospital.stamp(number), arrays=arrays, settings=json.dumps(settings))
+    reply = hospital.ask(asked)
+    assert (reply is None) == bool(hospital.refusal)
+    return hospital.refusal
+
+
+OWN = {"personal": ["head.weight", "head.bias"]}
+FEDPERC = {"name": "clustered_personalisation", "base": "fedavg", "global_rounds": 1, "clusters": 1}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "number", "asked", "others"),
+    [
+        ({"name": "fedper"}, 2, OWN, [{}, {"personal": []}, {"personal": ["head.bias"]}]),
+        (FEDPERC, 1, {}, [OWN]),
+        (FEDPERC, 2, OWN, [{}]),
+        ({"name": "pfa", "global_rounds": 1, "layer": 1}, 2, {"personal": []}, [OWN]),
+        (
+            {"name": "serial_ring", "segments": 4},
+            1,
+            {"turn": {"sweep": 1, "segments": 4}},
+            [{}, {"turn": {"sweep": 1, "segments": 1}}],
+        ),
+    ],
+)
+def test_layers_that_stay_and_turns_are_those_of_the_approved_experiment(
+    tmp_path: Path, strategy: dict[str, Any], number: int, asked: dict[str, Any], others: list[dict[str, Any]]
+) -> None:
+    learner = {"preset": "none", "optimizer": {"lr": 0.01}, "batch_size": 8}
+    hospital = Hospital(tmp_path, {"answers": ["train"]}, strategy=strategy, learner=learner)
+    for settings in others:
+        assert "approved experiment" in refuse(hospital, number, settings), settings
+    assert refuse(hospital, number, asked) == ""
+    if "personal" in asked:
+        arrays = Tensors(hospital.arrays())
+        wrong = asked["personal"][:-1] or [*arrays]
+        request = PersonalModelRequest(**hospital.stamp(number), arrays=arrays, personal=wrong)
+        assert hospital.ask(request) is None and "personal: found" in hospital.refusal

@@ -39,6 +39,19 @@ def test_personal_layers_never_leave_and_clusters_share_the_rest(tmp_path: Path)
     assert "Sites by likeness" in (done.folder / "report.html").read_text()
 
 
+def test_global_rounds_come_after_those_of_pre_training_in_the_first_task_and_alone_in_others(
+    tmp_path: Path,
+) -> None:
+    tasks = {"count": 2, "rounds": 3}
+    done = run(tmp_path, tasks=tasks, pretraining={"samples": 8, "rounds": 2})
+    updates = [m.content.array_records["update"] for m in done.sent if read_kind(m.content) == "TrainReply"]
+    # two of pre-training, a global one and two in clusters; then a global one and two in clusters
+    whole = [len(update) == 4 for update in updates]
+    assert whole == 12 * [True] + 8 * [False] + 4 * [True] + 8 * [False]
+    assert sum(read_kind(m.content) == "PersonalModelReply" for m in done.sent) == 2 * 4
+    assert done.summary["personalised_accuracy"].keys() == done.summary["clusters"].keys()
+
+
 def test_a_cluster_is_the_weighted_mean_of_its_members_and_of_nobody_else(tmp_path: Path) -> None:
     updates: dict[str, tuple[int, dict[str, Tensor]]] = {}
 

@@ -33,7 +33,7 @@ from perennial.strategies.clustered_personalisation.aggregation import (
 )
 from perennial.strategies.clustered_personalisation.clustering import compute_adjusted_rand, project_to_plane
 from perennial.strategies.clustered_personalisation.grouping import Grouping, Rule
-from perennial.strategies.clustered_personalisation.site import PERSONAL
+from perennial.strategies.clustered_personalisation.site import PERSONAL, USUAL_PERSONAL
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.context import Aggregator, RoundContext, RoundOutcome, RunContext
 from perennial.strategies.round.parallel import run_parallel_round
@@ -70,7 +70,7 @@ class ClusteredPersonalisation(Wrapper):
         clusters: int | Literal["auto"] = "auto",
         grouping: Rule = "sparsity",
         groups: list[list[str]] | None = None,
-        personal: tuple[str, ...] = ("head",),
+        personal: tuple[str, ...] = USUAL_PERSONAL,
         channels: int | None = None,
         layers: int | None = None,
         combine: Combine = "last",
@@ -228,8 +228,10 @@ class ClusteredPersonalisation(Wrapper):
         outcome.details["personalised_accuracy"] = mean
 
     def _round_in_task(self, request: RoundRequest) -> int:
-        """From 1."""
-        return request.stamp.round - sum(self.run.schedule.rounds[: request.stamp.task - 1])
+        """From 1, after those of pre-training."""
+        task = request.stamp.task
+        lead = sum(self.run.experiment.lead_rounds(each) for each in range(1, task + 1))
+        return request.stamp.round - lead - sum(self.run.schedule.rounds[: task - 1])
 
     def _count_global_rounds(self, task: int) -> int:
         if isinstance(self._global_rounds, int):
@@ -305,7 +307,7 @@ class FedPer(ClusteredPersonalisation):
 
     asks = ASKS["fedper"]
 
-    def __init__(self, personal: tuple[str, ...] = ("head",)) -> None:
+    def __init__(self, personal: tuple[str, ...] = USUAL_PERSONAL) -> None:
         if not personal:
             raise ValueError("personal: found no layer, which is FedAvg; allowed: at least one")
         super().__init__(

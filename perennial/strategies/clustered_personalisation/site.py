@@ -22,10 +22,17 @@ from perennial.client.training_samples import choose, find_training_indices
 from perennial.config import charges
 from perennial.config.evaluation import count_noise
 from perennial.config.strategies import list_nested
-from perennial.foundation.errors import ProtocolError, StateError
+from perennial.foundation.errors import PolicyRefusal, ProtocolError, StateError
 from perennial.learning.batches import split_batches
-from perennial.learning.site_method import Answers, PlannedRun, Records, SiteMethod, TurnStart
-from perennial.models.layers import append_rows
+from perennial.learning.site_method import (
+    Answers,
+    PlannedRun,
+    Records,
+    SiteMethod,
+    TurnStart,
+    read_settings_part,
+)
+from perennial.models.layers import append_rows, select_layers
 from perennial.models.sparsity import VECTOR, VectorSettings, zero_shares
 from perennial.privacy.accountants import compute_sparsity_l2_sensitivity
 from perennial.privacy.noise import Noise, add_noise
@@ -35,10 +42,14 @@ from perennial.protocol.messages import (
     PersonalModelRequest,
     SparsityReply,
     SparsityRequest,
+    TrainRequest,
 )
+from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors, hash_tensors
 
 RECORD = "own-layers"
+USUAL_PERSONAL = ("head",)
+"""Where an experiment names no layers."""
 PERSONAL = "personal"
 """The key of a request's settings that names the layers that stay; rounds of a global model have none."""
 
@@ -93,6 +104,7 @@ class PersonalSite(SiteMethod):
     """The site half of FedPer: the named layers are the site's own, from one round to the next."""
 
     answers: ClassVar[Answers] = {PersonalModelRequest: answer_personal_model}
+    usual: ClassVar[tuple[str, ...]] = USUAL_PERSONAL
 
     def extra_requests(self, kind: str, number: int, plan: PlannedRun) -> int:
         often = plan.experiment.evaluation.every == "round"
@@ -102,6 +114,33 @@ class PersonalSite(SiteMethod):
         numbers = range(1, plan.last_rounds[-1] + 1)
         asked = sum(self.extra_requests("personal_model", number, plan) for number in numbers)
         return (asked, asked) if plan.experiment.evaluation.federated else (0, 0)
+
+    def check(self, request: Stamp, plan: PlannedRun) -> None:
+        """Check which layers stay. Raises PolicyRefusal if they are not those of the experiment's round."""
+        if isinstance(request, TrainRequest):
+            named = read_settings_part(request, PERSONAL, list[str]) or []
+        elif isinstance(request, PersonalModelRequest):
+            named = request.personal or []
+        else:
+            return
+        stay = select_layers(self._patterns, request.arrays) if self._is_personal(request.round, plan) else ()
+        if sorted(named) != sorted(stay):
+            raise PolicyRefusal(
+                f"personal: found {sorted(named)}, in round {request.round} of the approved experiment "
+                f"{sorted(stay)}"
+            )
+
+    @property
+    def _patterns(self) -> Sequence[str]:
+        return self.keys.get("personal", self.usual)
+
+    def _is_personal(self, number: int, plan: PlannedRun) -> bool:
+        """Whether a round is after those in which all sites train one global model."""
+        past = [last for last in plan.last_rounds if last < number]
+        task = len(past) + 1
+        rounds = self.keys.get("global_rounds", 0)
+        rounds = rounds if isinstance(rounds, int) else rounds[task - 1]
+        return number - max(past, default=0) - plan.experiment.lead_rounds(task) > rounds
 
     def begin(self, start: TurnStart) -> None:
         self.start = start
@@ -180,7 +219,7 @@ def _read_settings(site: Site) -> VectorSettings:
 
 
 class ClusteredSite(PersonalSite):
-    """The site half of FedPerC and PFA: own layers, and a sparsity vector where groups are found by them."""
+    """The site half of FedPerC: own layers, and a sparsity vector where groups are found by them."""
 
     answers: ClassVar[Answers] = {**PersonalSite.answers, SparsityRequest: answer_sparsity}
 
@@ -188,3 +227,9 @@ class ClusteredSite(PersonalSite):
         if kind == "sparsity":
             return int((self.keys.get("grouping") or "sparsity") in ("sparsity", "threshold"))
         return super().extra_requests(kind, number, plan)
+
+
+class PFASite(ClusteredSite):
+    """The site half of PFA, in which no layer stays."""
+
+    usual: ClassVar[tuple[str, ...]] = ()

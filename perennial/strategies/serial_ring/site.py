@@ -46,14 +46,20 @@ class RingSite(SiteMethod):
     turn: Turn | None = None
 
     def extra_requests(self, kind: str, number: int, plan: PlannedRun) -> int:
-        return self._segments - 1 if kind == "train" else 0
+        turns = kind == "train" and number > plan.experiment.lead_rounds(1)
+        return self._segments - 1 if turns else 0
 
     def check(self, request: Stamp, plan: PlannedRun) -> None:
         """Check a turn's settings. Raises PolicyRefusal if they are not those of the experiment."""
-        turn = turn_of(request) if isinstance(request, TrainRequest) else None
-        if turn is None:
+        if not isinstance(request, TrainRequest):
             return
-        if turn.segments != self._segments:
+        turn, lead = turn_of(request), plan.experiment.lead_rounds(1)
+        if (turn is None) != (request.round <= lead):
+            raise PolicyRefusal(
+                f"settings.turn: found {'none' if turn is None else 'one'} in round {request.round}; in the "
+                f"approved experiment every round after {lead} of pre-training has turns, and no other"
+            )
+        if turn is not None and turn.segments != self._segments:
             raise PolicyRefusal(
                 f"settings.turn.segments: found {turn.segments}, in the approved experiment {self._segments}"
             )
