@@ -1,6 +1,6 @@
 """perennial site withdraw: from a run, records of it, or the digests that the site lends."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,7 +32,6 @@ def withdraw(
     form: Annotated[
         Path | None, typer.Option(help="of records: the operator makes it with `perennial withdraw --form`")
     ] = None,
-    experiment: Annotated[Path | None, typer.Option(help="of records: the run's approved experiment")] = None,
     site: Annotated[str, typer.Option(help="of a simulated run: which site")] = "",
     output: Annotated[Path, typer.Option(help="of records: file for the operator")] = OUTPUT,
 ) -> None:
@@ -44,7 +43,7 @@ def withdraw(
     elif digests:
         lines = _of_digests(path)
     else:
-        opened = _of_a_run(path, site) if path.is_dir() else _load_site(path, form, experiment)
+        opened = _of_a_run(path, site) if path.is_dir() else _load_site(path, form)
         lines = _of_records(*opened, records or [], patients, output)
     for line in lines:
         typer.echo(line)
@@ -70,7 +69,7 @@ def _of_digests(path: Path) -> Iterator[str]:
 def _of_records(
     site: "Site",
     token: str,
-    current: dict[int, str],
+    current: Mapping[int, str],
     records: Sequence[Path],
     patients: Path | None,
     output: Path,
@@ -102,7 +101,7 @@ def _select_records(site: "Site", records: Sequence[Path], patients: Path | None
     return of_contents(site, torch.cat([x for _, x in read]))
 
 
-def _of_a_run(folder: Path, site: str) -> "tuple[Site, str, dict[int, str]]":
+def _of_a_run(folder: Path, site: str) -> "tuple[Site, str, Mapping[int, str]]":
     """A simulated site, whose data and state lie on this machine."""
     from perennial.client.identity import Identity
     from perennial.client.site import open_site
@@ -122,22 +121,23 @@ def _of_a_run(folder: Path, site: str) -> "tuple[Site, str, dict[int, str]]":
     return open_site(identity), checkpoint.progress.run, OpenedRun.open(folder).list_current_hashes(site)
 
 
-def _load_site(path: Path, form: Path | None, experiment: Path | None) -> "tuple[Site, str, dict[int, str]]":
-    """A real site, whose data are divided as they were for the run."""
+def _load_site(path: Path, form: Path | None) -> "tuple[Site, str, Mapping[int, str]]":
+    """A real site, whose data are divided as they were for the run, under the experiment that it approved."""
     from perennial.client.door import read_withdrawal_form
     from perennial.client.identity import Identity
     from perennial.client.site import open_site
-    from perennial.config.experiment import load_experiment
+    from perennial.config.approval import load_approved_experiment
     from perennial.config.site import load_site_config
 
-    if form is None or experiment is None:
-        raise ConfigError("--form and --experiment: missing; a site takes part in several runs")
-    config = load_site_config(path)
+    if form is None:
+        raise ConfigError("--form: missing; a site takes part in several runs")
+    config, asked = load_site_config(path), read_withdrawal_form(form)
     with plugins.use_only(config.plugins):
-        loaded = load_experiment(experiment)
-        identity = Identity.of_site(config, loaded)
-        run, split_key, current = read_withdrawal_form(form, identity.state_dir / "runs", loaded.digest)
-        return open_site(identity, split_key=split_key), run, current
+        where = f"{form}: experiment"
+        experiment = load_approved_experiment(asked.experiment, where, config.approvals, config.plugins)
+        identity = Identity.of_site(config, experiment)
+        asked.check(identity.state_dir)
+        return open_site(identity, split_key=asked.split_key), asked.run, asked.current
 
 
 def stop_answering(path: Path, answer: "Answer") -> None:

@@ -5,8 +5,9 @@ What the request would release is judged afterwards, by client/policy.py, where 
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from perennial.client.identity import Identity
@@ -105,25 +106,42 @@ def keep_split_key(folder: Path, key: str) -> None:
             )
 
 
-def read_withdrawal_form(form: Path, runs: Path, experiment: str) -> tuple[str, str, dict[int, str]]:
-    """(run, key, task -> hash of the statement that counts) of a form of `perennial withdraw --form`.
+@dataclass(frozen=True)
+class WithdrawalForm:
+    """A form of `perennial withdraw RUN --form`, for a site that keeps no key itself.
 
-    It is for a site that keeps no key itself.
-    runs: folder of the site's runs. experiment: digest of the approved experiment. Raises ConfigError where
-    the form is none, or of another experiment; StateError where the site took no part in the run;
-    ProtocolError where its run had another key.
+    experiment: digest. current: task -> hash of the statement that counts.
     """
+
+    run: str
+    experiment: str
+    split_key: str
+    current: Mapping[int, str]
+
+    def check(self, state_dir: Path) -> None:
+        """Check that the site answered this run of this experiment, and that its key is that of the run.
+
+        The form comes from the operator: an experiment that is approved for another run, with other
+        features, would tell of these records what no run was told.
+        Raises StateError where the site took no part, ProtocolError where its run had another key.
+        """
+        folder = state_dir / "runs" / self.run
+        began = self.run.isalnum() and (folder / RECORD).exists()
+        if not began or not RequestCount(state_dir).has_counted(self.experiment, self.run):
+            raise StateError(
+                f"{state_dir}: nothing is kept of run {self.run!r:.40} of experiment {self.experiment:.12}; "
+                "this site took no part in it, or removed its state"
+            )
+        keep_split_key(folder, self.split_key)
+
+
+def read_withdrawal_form(form: Path) -> WithdrawalForm:
+    """Raises ConfigError where the file is no form of `perennial withdraw --form`."""
     try:
         content = json.loads(form.read_text())
-        run, known, key = (str(content[name]) for name in ("run", "experiment", "split_key"))
-        current = {int(task): str(found) for task, found in content["statements"].items()}
+        texts = (str(content[name]) for name in ("run", "experiment", "split_key"))
+        return WithdrawalForm(
+            *texts, {int(task): str(found) for task, found in content["statements"].items()}
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{form}: no form of `perennial withdraw RUN --site NAME --form FILE`") from error
-    if known != experiment:
-        raise ConfigError(f"{form}: of experiment {known:.12}, and the one given is {experiment:.12}")
-    if not run.isalnum() or not (runs / run / RECORD).exists():
-        raise StateError(
-            f"{runs}: nothing is kept of run {run!r:.40}; this site took no part in it, or removed its state"
-        )
-    keep_split_key(runs / run, key)
-    return run, key, current

@@ -95,6 +95,14 @@ class RequestCount:
                 (plan.experiment.digest, request.run, kind, _place(kind, request)),
             )
 
+    def has_counted(self, experiment: str, run: str) -> bool:
+        """Whether a request of this run of the experiment was counted. experiment: its digest."""
+        if not self.path.exists():
+            return False
+        with self._open() as book:
+            found = book.execute("SELECT 1 FROM asked WHERE experiment = ? AND run = ?", (experiment, run))
+            return found.fetchone() is not None
+
     def count_requests(self, kind: str) -> int:
         """Requests of a kind that were counted in the site's life."""
         if not self.path.exists():

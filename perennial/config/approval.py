@@ -93,13 +93,21 @@ def find_approved_experiment(
             f"run config: overrides: found {settings.overrides!r:.80}, allowed none: this site runs the "
             "approved experiment with the settings that it was approved with"
         )
+    return load_approved_experiment(settings.digest, "run config: digest", approvals, plugins)
+
+
+def load_approved_experiment(
+    digest: str, where: str, approvals: Path, plugins: Mapping[str, str]
+) -> Experiment:
+    """The experiment with this digest, as this site approved it. where: named in errors.
+
+    approvals: folder of records. Raises PolicyRefusal if it was not approved or cannot be run here.
+    """
     known = [found for found in read_approvals(approvals) if found.experiment]
-    approval = next((found for found in reversed(known) if found.experiment == settings.digest), None)
+    approval = next((found for found in reversed(known) if found.experiment == digest), None)
     if approval is None:
         names = ", ".join(f"{found.title} {found.experiment:.16}" for found in known)
-        raise PolicyRefusal(
-            f"run config: digest: found {settings.digest!r:.80}, approved here: {names or 'no experiment'}"
-        )
+        raise PolicyRefusal(f"{where}: found {digest!r:.80}, approved here: {names or 'no experiment'}")
     try:
         return read_approved_experiment(approval, approvals, plugins)
     except ConfigError as error:

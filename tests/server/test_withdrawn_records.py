@@ -1,6 +1,7 @@
 """Some records of a site taken back out of a closed-form run, exactly, and not too few at once."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from perennial.cli.withdraw import _select_records
 from perennial.cli.withdraw import withdraw as site_withdraw
 from perennial.client.door import keep_split_key, read_withdrawal_form
 from perennial.client.identity import Identity
+from perennial.client.request_count import FILE, TABLES
 from perennial.client.site import Site, open_site
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.data.config import DataConfig
 from perennial.foundation.errors import ConfigError, DataError, PolicyRefusal, ProtocolError, StateError
+from perennial.foundation.files import open_transaction
 from perennial.learning.analytic.statistics import read_by_task, write_by_task
 from perennial.models.saved import load_saved
 from perennial.server.checkpoint import load_checkpoint
@@ -234,26 +237,28 @@ def test_a_real_site_takes_patients_back_and_charges_it(tmp_path: Path) -> None:
 
 
 def test_a_form_brings_the_key_that_the_site_does_not_keep(runs: Path, tmp_path: Path) -> None:
-    form = write_form(runs / "whole", "site-2", tmp_path / "form.json")
+    form, state = write_form(runs / "whole", "site-2", tmp_path / "form.json"), tmp_path / "state"
     content = json.loads(form.read_text())
     with pytest.raises(StateError, match="in no task"):
         write_form(runs / "whole", "site-9", form)
+    read = read_withdrawal_form(form)
+    assert (read.run, read.split_key) == (content["run"], content["split_key"])
+    assert read.current == {int(task): sha256 for task, sha256 in content["statements"].items()}
     with pytest.raises(StateError, match="nothing is kept of run"):
-        read_withdrawal_form(form, tmp_path / "state", content["experiment"])
-    keep_split_key(tmp_path / "state" / content["run"], content["split_key"])
-    assert read_withdrawal_form(form, tmp_path / "state", content["experiment"]) == (
-        content["run"],
-        content["split_key"],
-        {int(task): sha256 for task, sha256 in content["statements"].items()},
-    )
-    with pytest.raises(ConfigError, match="of experiment"):
-        read_withdrawal_form(form, tmp_path / "state", "0" * 64)
-    form.write_text(json.dumps(content | {"split_key": "other"}))
+        read.check(state)
+    keep_split_key(state / "runs" / content["run"], content["split_key"])
+    with pytest.raises(StateError, match="nothing is kept of run"):
+        read.check(state)
+    with open_transaction(state / FILE, TABLES, "") as book:
+        book.execute("INSERT INTO asked VALUES (?, ?, 'statistics', 'round 1')", (read.experiment, read.run))
+    read.check(state)
+    with pytest.raises(StateError, match="of experiment other"):
+        replace(read, experiment="other").check(state)
     with pytest.raises(ProtocolError, match="split_key: found another one"):
-        read_withdrawal_form(form, tmp_path / "state", content["experiment"])
+        replace(read, split_key="other").check(state)
     form.write_text(yaml.safe_dump(["no form"]))
     with pytest.raises(ConfigError, match="no form of"):
-        read_withdrawal_form(form, tmp_path / "state", content["experiment"])
+        read_withdrawal_form(form)
 
 
 def test_rows_of_a_table_are_found_as_the_site_reads_its_own(tmp_path: Path) -> None:
