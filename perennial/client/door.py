@@ -139,9 +139,8 @@ def read_withdrawal_form(form: Path) -> WithdrawalForm:
     """Raises ConfigError where the file is no form of `perennial withdraw --form`."""
     try:
         content = json.loads(form.read_text())
-        texts = (str(content[name]) for name in ("run", "experiment", "split_key"))
-        return WithdrawalForm(
-            *texts, {int(task): str(found) for task, found in content["statements"].items()}
-        )
+        run, experiment, key = (str(content[name]) for name in ("run", "experiment", "split_key"))
+        current = {int(task): str(found) for task, found in content["statements"].items()}
+        return WithdrawalForm(run, experiment, key, current)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{form}: no form of `perennial withdraw RUN --site NAME --form FILE`") from error

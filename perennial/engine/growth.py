@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from glob import escape
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,7 @@ def find_changes(run: Path, federation: SimulatedFederation, known: int) -> Chan
     together = [([*federation.sites], [*federation.sites.values(), *test])]
     one_by_one = [([name], [site]) for name, site in federation.sites.items()]
     for names, sites in one_by_one if federation.natural else together:
-        noted = read_noted([p for name in names for p in sorted(run.glob(f"sites/{name}/runs/*"))])
+        noted = read_noted([p for name in names for p in sorted(run.glob(f"sites/{escape(name)}/runs/*"))])
         found.learnt |= len(noted) > 0
         _compare(found, noted, sites, federation.classes, known)
     return found
@@ -169,7 +170,7 @@ def correct_sums(run: Path, experiment: Experiment, schedule: TaskSchedule, *, g
     if not stale.sums and (grows or not new):
         return ""
     for task, name in stale.sums:
-        for path in run.glob(f"sites/{name}/runs/*/{FOLDER}/task-{task:05d}.safetensors"):
+        for path in run.glob(f"sites/{escape(name)}/runs/*/{FOLDER}/task-{task:05d}.safetensors"):
             path.unlink()
     ask_again(run, stale.sums, grows=grows)
     return str(stale) if stale.sums else ""

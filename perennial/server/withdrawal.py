@@ -24,7 +24,7 @@ from perennial.server.report.write import REPORT, write_report
 from perennial.server.run_folder import CHECKPOINT
 from perennial.server.run_record import read_run
 from perennial.server.verification import write_statements
-from perennial.strategies.analytic.kept import FOLDER
+from perennial.strategies.analytic.kept import FOLDER, find_files
 
 HOLDS_MODELS = {".safetensors", ".onnx", ".pt", ".html", Path(CARD).suffix}
 
@@ -73,7 +73,7 @@ def withdraw(folder: Path, site: str, shrinkage: float | None = None) -> Path | 
             run.commit(head)
             if run.experiment.has_own_heads:
                 write_own_heads(folder, tuple(strategy.withdrawn))
-        for path in (folder / FOLDER).glob(f"{site}-task-*.safetensors"):
+        for path in find_files(folder / FOLDER, site):
             path.unlink()
         statements = write_statements(run, used)
         if run.model is not None:
@@ -121,12 +121,8 @@ def _remove_what_it_made(run: OpenedRun, site: str) -> None:
     if (folder / "sites" / site / "runs" / run.run).exists():
         leave(folder / "sites" / site, run.run)
     # sums of chosen maps are all asked for anew
-    whose = site if sums.sites else "*"
-    for path in (
-        folder / GLOBAL_MODEL,
-        *folder.glob(f"{CHECKPOINT}/previous-*"),
-        *folder.glob(f"{FOLDER}/{whose}-task-*.safetensors"),
-    ):
+    own = find_files(folder / FOLDER, site) if sums.sites else folder.glob(f"{FOLDER}/*-task-*.safetensors")
+    for path in (folder / GLOBAL_MODEL, *folder.glob(f"{CHECKPOINT}/previous-*"), *own):
         path.unlink(missing_ok=True)
 
 

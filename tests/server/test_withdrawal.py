@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.torch import load_file
+from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
+from perennial import Source
+from perennial import run as run_experiment
 from perennial.cli.main import app
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import hash_file
@@ -19,6 +22,7 @@ from perennial.server.opened_run import OpenedRun
 from perennial.server.report.card import write_card
 from perennial.server.verification import verify
 from perennial.server.withdrawal import describe_next_steps, list_leftovers, withdraw, withdraw_records
+from perennial.strategies.analytic.kept import FOLDER
 from tests.strategies.test_analytic_runs import run
 
 DATA = {"partition": {"kind": "iid"}, "validation_fraction": 0.0}
@@ -256,3 +260,27 @@ def test_a_folder_that_is_no_run_is_left_as_it_is(tmp_path: Path, name: str) -> 
         with pytest.raises(StateError, match=f"{name}: no run to withdraw from here"):
             call()
     assert [*tmp_path.rglob("*")] == [tmp_path / "notes"]
+
+
+@pytest.mark.parametrize("names", [["graz", "graz-task-0002", "linz"], ["ward [1]", "ward 1", "a*"]])
+def test_a_withdrawal_takes_the_files_of_sites_with_like_names_for_theirs(
+    tmp_path: Path, names: list[str]
+) -> None:
+    x, y = load_digits(return_X_y=True)
+    content = {
+        "name": "like",
+        "model": {"name": "features", "features": [{"name": "random", "width": 20}]},
+        "tasks": {"count": 2, "rounds": 1},
+        "strategy": {"name": "analytic", "head": "ridge", "shrinkage": 0.1},
+    }
+    site = np.resize(names, 300)
+    run_experiment(content, data=Source.of(x[:300].astype("float32"), y[:300], site=site), runs=tmp_path)
+    folder = tmp_path / "like"
+    said = CliRunner().invoke(app, ["check", "--resume", str(folder)]).output
+    assert "there is no new class and no new record" in said
+    withdraw(folder, names[0])
+    left = {path.name.partition("-task-0001.")[0] for path in (folder / FOLDER).glob("*-task-0001.*")}
+    assert left == set(names[1:])
+    verify(folder)
+    withdraw(folder, names[1])
+    assert len([*(folder / FOLDER).glob("*.safetensors")]) == 2

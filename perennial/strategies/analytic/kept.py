@@ -1,6 +1,7 @@
 """Stores the sums of a run: one exact total, and what each site sent, so that it can be withdrawn."""
 
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from functools import reduce
@@ -217,6 +218,12 @@ def require_room(kept: int) -> None:
 def name_file(task: int, site: str) -> str:
     """Name of the file with a site's sums of one task, in a run's folder of statistics."""
     return f"{site}-task-{task:04d}.safetensors"
+
+
+def find_files(folder: Path, site: str) -> list[Path]:
+    """A site's files of sums in a run's folder of statistics, not those of one whose name begins like it."""
+    named = re.compile(re.escape(site) + r"-task-\d{4,}\.safetensors")
+    return [path for path in folder.glob("*.safetensors") if named.fullmatch(path.name)]
 
 
 def require_own_sums(bounds: BoundsConfig, own: bool) -> None:
