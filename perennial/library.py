@@ -307,7 +307,12 @@ def run(
         with create_run_folder(name or usual, runs, overwrite) as folder:
             if found is None:
                 if data is not None:
-                    content["data"] = {**data.write(folder / "data.npz"), **content.get("data", {})}
+                    block = content.get("data") or {}
+                    if not isinstance(block, Mapping):
+                        raise ConfigError(
+                            f"run: experiment: data: found {block!r:.80}, allowed a block of keys"
+                        )
+                    content["data"] = {**data.write(folder / "data.npz"), **block}
                 found = Experiment.of(**content)
             with _as_file(found) as path:
                 settings = RunSettings(

@@ -57,9 +57,7 @@ class Experiment(ExperimentFields):
         """Where sites train, the learner's block is merged with its preset."""
         if not isinstance(content, dict):
             return content
-        try:
-            trains = StrategySpec.model_validate(name_only(content.get("strategy", "fedavg"))).trains
-        except ValidationError:
+        if (trains := _trains(content)) is None:
             return content
         block = content.get("learner")
         if not trains and block is None:
@@ -113,7 +111,17 @@ def override_settings(content: dict[str, Any], overrides: list[str]) -> dict[str
 
     Raises ConfigError naming the first KEY=VALUE that is none.
     """
-    return apply_overrides(leave_out_usual_learner(content) if overrides else content, overrides)
+    if overrides and (trains := _trains(content)) is not None:
+        content = leave_out_usual_learner(content, trains=trains)
+    return apply_overrides(content, overrides)
+
+
+def _trains(content: Mapping[str, Any]) -> bool | None:
+    """Whether the strategy of an experiment's content trains; None where the strategy is faulty."""
+    try:
+        return StrategySpec.model_validate(name_only(content.get("strategy", "fedavg"))).trains
+    except ValidationError:
+        return None
 
 
 def require_experiment(found: object, where: str) -> None:

@@ -61,8 +61,10 @@ def complete_learner(block: Any, usual: str) -> Any:
     return _merge(PRESETS[name], {key: value for key, value in block.items() if key != "preset"})
 
 
-def leave_out_usual_learner(content: dict[str, Any]) -> dict[str, Any]:
+def leave_out_usual_learner(content: dict[str, Any], *, trains: bool) -> dict[str, Any]:
     """A resolved experiment's content without its learner, if nothing in it differs from its preset.
+
+    trains: whether its strategy does; where none does, the learner is the preset in which nothing is set.
 
     Then nobody has set anything in it, and other settings, as another strategy, choose a learner anew.
     Content whose learner is not written out in every key, as a person writes it, is returned as it is.
@@ -70,8 +72,8 @@ def leave_out_usual_learner(content: dict[str, Any]) -> dict[str, Any]:
     block, privacy = content.get("learner"), content.get("privacy")
     if not isinstance(block, Mapping) or not _is_whole(block):
         return content
-    usual = _LEARNERS[choose_preset(privacy.get("mode") if isinstance(privacy, Mapping) else None)]
-    if block != usual.model_dump(mode="json"):
+    usual = choose_preset(privacy.get("mode") if isinstance(privacy, Mapping) else None) if trains else NONE
+    if block != _LEARNERS[usual].model_dump(mode="json"):
         return content
     return {key: value for key, value in content.items() if key != "learner"}
 

@@ -141,11 +141,14 @@ def test_another_optimiser_does_not_take_the_rate_of_the_one_before(tmp_path: Pa
         ],
     ],
 )
+@pytest.mark.parametrize("strategy", ["fedavg", "analytic"])
 def test_settings_of_a_resolved_experiment_mean_what_they_mean_of_its_file(
-    tmp_path: Path, settings: list[str]
+    tmp_path: Path, settings: list[str], strategy: str
 ) -> None:
+    if strategy == "analytic":
+        settings = ["strategy=fedavg", *settings]
     path = tmp_path / "experiment.yaml"
-    path.write_text(yaml.safe_dump(CONTENT))
+    path.write_text(yaml.safe_dump(CONTENT | {"strategy": strategy}))
     resolved, of_file = load_experiment(path), load_experiment(path, settings)
     path.write_text(resolved.to_yaml())
     of_object = Experiment.of(**override_settings(resolved.model_dump(mode="json"), settings))

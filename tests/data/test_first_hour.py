@@ -108,6 +108,12 @@ def test_a_row_without_a_finite_answer_is_refused_by_name(tmp_path: Path) -> Non
         list(load_run(runs / "heart-trained").model.predictions([tmp_path / "far.csv"]))
 
 
+def test_a_table_with_none_of_the_models_columns_is_refused_by_name(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("alter,groesse\n40,180\n")
+    told = CliRunner().invoke(app, ["predict", str(run), str(tmp_path / "other.csv")])
+    assert isinstance(told.exception, DataError) and "other.csv: no column" in str(told.exception)
+
+
 def test_a_model_reads_other_tables_by_the_settings_of_its_own(tmp_path: Path) -> None:
     """Decimal commas in a file with commas; a folder in another unit; a class that looks like a formula."""
 

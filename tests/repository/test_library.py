@@ -165,10 +165,13 @@ def test_own_arrays_become_a_model_without_a_file(tmp_path: Path) -> None:
     assert again.folder.name == "experiment-2" and extract_hashes(again.summary) == extract_hashes(
         result.summary
     )
-    over = run(content, data=held, runs=tmp_path, overwrite=True)
+    # a mapping from a file whose `data:` is empty
+    over = run(content | {"data": None}, data=held, runs=tmp_path, overwrite=True)
     assert over.folder == result.folder and extract_hashes(over.summary) == extract_hashes(result.summary)
     with pytest.raises(PerennialError, match=r"y has shape \(79,\) for 80 rows of x"):
         run(content, data=Source.of(x, y[1:]), runs=tmp_path, name="other")
+    with pytest.raises(ConfigError, match="data: found 'digits', allowed a block of keys"):
+        run(content | {"data": "digits"}, data=held, runs=tmp_path, name="other")
     assert not (tmp_path / "other").exists()
 
 
