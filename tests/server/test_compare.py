@@ -38,6 +38,9 @@ def test_a_comparison_gives_means_sample_deviations_and_paired_differences(tmp_p
     final = [d for d in comparison.differences if d.measure == "final accuracy"]
     assert [(d.better, d.worse, d.wins, d.seeds) for d in final] == [("ours", "replay", 1, 2)]
     assert final[0].mean == pytest.approx(0.05)
+    table, note, *_ = str(comparison).split("\n\n")
+    assert "80.0 ± 10.0" in table and note == "± is the standard deviation over seeds."
+    assert "±" not in str(compare(once))
 
 
 def test_no_average_over_other_tasks_is_claimed(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ BALANCED = "final balanced accuracy"
 FINAL = (BALANCED, "final accuracy")
 OVER_TASKS = ("average incremental accuracy",)
 """Measures of which the pages say who is better."""
+NOTE = "± is the standard deviation over seeds."
 EQUAL = 1e-9
 """Mean differences up to this are a float's error: shares of whole samples cannot come so near."""
 
@@ -142,6 +143,8 @@ class Comparison:
 
     def __str__(self) -> str:
         tables = [build_markdown_table(*self.cells(), "lr" + "r" * len(self.measures))]
+        if "±" in tables[0]:
+            tables.append(NOTE)
         if self.differences:
             tables.append(build_markdown_table(*self.list_claims(), "llrr"))
         if self.unlike:
