@@ -109,9 +109,10 @@ def find_telling_pairs(
         texts = file.columns[name][rows]
         here = ~mask_missing(texts, missing)
         values = _score_rows(texts, here, y, file)
-        spread = float(np.nanstd(values))
-        if spread > 0 and np.isfinite(spread):
-            columns[name] = np.nan_to_num((values - np.nanmean(values)) / spread)
+        known = values[~np.isnan(values)]
+        spread = float(known.std()) if len(known) and np.isfinite(known).all() else 0.0
+        if 0 < spread < np.inf:
+            columns[name] = np.nan_to_num((values - known.mean()) / spread)
     alone = {name: _share(np.stack([x, x * x], axis=1), y) for name, x in columns.items()}
     shares = {
         (one, other): _share(np.stack([a, b, a * b, a * a, b * b], axis=1), y)

@@ -54,6 +54,14 @@ def test_a_column_that_tells_nineteen_of_twenty_is_asked_about(tmp_path: Path) -
         assert len(found) == 1 and "column 'procedure' alone tells the class rightly in 9" in found[0]
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("cells", [[""], ["inf", "1", "2"]], ids=["empty", "infinite"])
+def test_a_column_without_spread_that_can_be_known_gives_no_warning(tmp_path: Path, cells: list[str]) -> None:
+    table, _, _ = honest()
+    column = [cells[row % len(cells)] for row in range(ROWS)]
+    assert "result" not in " ".join(asked(write(tmp_path / "t.csv", {"result": column, **table})))
+
+
 def test_outcomes_of_a_raw_study_table_are_asked_about_and_no_other_column(tmp_path: Path) -> None:
     """SUPPORT2's names: what is known at death or discharge, beside what is known on the third day."""
     table, ill, draw = honest(3)
