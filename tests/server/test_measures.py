@@ -43,7 +43,7 @@ from perennial.server.measures.calibration import (
     fit_temperature,
     is_at_end,
 )
-from perennial.server.measures.headline import describe_measures
+from perennial.server.measures.headline import compute_predictive_values, describe_measures
 from perennial.server.measures.record import (
     Calibration,
     ClassMeasures,
@@ -55,7 +55,7 @@ from perennial.server.measures.record import (
     estimate_auprc,
     estimate_auroc,
 )
-from perennial.server.report.recognition import build_parts_table
+from perennial.server.report.recognition import build_parts_table, explain_brackets
 
 
 def scored(
@@ -291,6 +291,46 @@ def test_drawing_patients_widens_intervals_where_a_patient_has_several_samples()
     )
     assert drawn[1] - drawn[0] > 2 * (naive.high - naive.low)
     assert drawn[1] - drawn[0] == pytest.approx(alone.high - alone.low, rel=0.2)
+
+
+def test_at_perfect_figures_an_interval_over_patients_rests_on_as_many_trials_as_patients() -> None:
+    """Every draw is perfect, too: a width of 0 would say more than twelve patients of a class can."""
+    labels = torch.arange(4).repeat_interleave(24)
+    found = Scored(*bin_logits(20.0 * torch.nn.functional.one_hot(labels, 4), labels))
+    ends = estimate_patient_intervals(found, np.arange(96) // 2, None)
+    measures = assemble(
+        found.build_tables(), list("abcd"), ends, None, {}, {}, source="external", held_out=96
+    )
+    whole, own, others = (compute_wilson_interval(count, count) for count in (48, 12, 36))
+    assert measures.accuracy == whole and "(95 % interval 93 to 100)" in " ".join(measures.headline)
+    assert measures.balanced_accuracy == own
+    for each in measures.classes:
+        assert each.sensitivity == each.positive_predictive_value == own
+        assert each.specificity == each.negative_predictive_value == others
+        for figure in (each.auroc, each.auprc, measures.macro_auroc, measures.macro_auprc):
+            assert (figure.value, figure.high) == (1, 1) and figure.low == pytest.approx(own.low)
+    error = measures.calibration.error
+    assert error.low == 0 and error.high is not None and error.high > 0.05
+    for figure in compute_predictive_values(measures, "a", 0.02):
+        assert figure.low is not None and figure.value is not None and figure.low < figure.value == 1
+
+
+def test_patients_who_are_all_alike_are_as_many_trials() -> None:
+    once, _ = scored(samples=400)
+    right = once.label == once.predicted
+    pairs = [once.pick(np.flatnonzero(rows)[:10]) for rows in (right, ~right)]
+    arrays = zip(*(vars(each).values() for each in pairs), strict=True)
+    found = Scored(*(np.concatenate(both) for both in arrays))
+    low, high = estimate_patient_intervals(found, np.arange(20) % 10, None)["accuracy"]
+    ten = compute_wilson_interval(5, 10)
+    assert (low, high) == pytest.approx((ten.low, ten.high))
+
+
+def test_a_report_says_which_intervals_take_samples_as_independent() -> None:
+    found = Measures(source="server", samples=1, held_out=1)
+    assert explain_brackets(found).endswith("for which samples are independent.")
+    drawn = explain_brackets(found.model_copy(update={"interval": "patients"}))
+    assert "patients are drawn" in drawn and "those of sites, subgroups, prediction sets" in drawn
 
 
 def test_a_site_with_many_samples_of_a_difficult_class_is_not_served_worse_for_that() -> None:

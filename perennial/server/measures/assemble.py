@@ -27,6 +27,7 @@ from perennial.server.measures.record import (
     PartMeasures,
     PredictionSets,
     SetThreshold,
+    compute_logit_interval,
     compute_pr_areas,
     compute_roc_areas,
     compute_wilson_interval,
@@ -42,6 +43,8 @@ LEAST_RESAMPLES = 200
 MOST_CELLS = 5_000
 """Counts by class are kept for each site up to so many of them."""
 SHARES = ("sensitivity", "specificity", "positive_predictive_value", "negative_predictive_value")
+LEAST_WIDTH = 1e-9
+"""Ends of drawn values that are nearer to each other differ by a float's error."""
 Intervals = Mapping[str, tuple[float, float]]
 """(low, high) by the name of a figure; figures of one class are called `sensitivity/3`."""
 
@@ -84,7 +87,9 @@ def assemble(
     present = [measures for measures in classes if measures.samples]
     whole = {
         "accuracy": compute_wilson_interval(sum(tables.correct), tables.samples),
-        "balanced_accuracy": _average_sensitivity(tables),
+        "balanced_accuracy": _average_sensitivity(tables)
+        if intervals is None
+        else mean_of([each.sensitivity for each in present]),
         "macro_auroc": mean_of([each.auroc for each in present]),
         "macro_auprc": mean_of([each.auprc for each in present]),
     }
@@ -184,6 +189,8 @@ def measure_parts(by_class: Mapping[str, np.ndarray], names: Sequence[str]) -> d
 def estimate_patient_intervals(scored: Scored, patients: np.ndarray, temperature: float | None) -> Intervals:
     """95 % intervals by drawing patients with replacement; all samples of a patient come and go together.
 
+    Where every draw gives the same value, a figure rests on as many trials as patients, and the ends of a
+    mean of classes are left out: they follow from those of the classes.
     patients: (n,) each sample's patient, from 0. temperature: None if none was chosen.
     """
     classes = scored.score.shape[1]
@@ -197,8 +204,35 @@ def estimate_patient_intervals(scored: Scored, patients: np.ndarray, temperature
         for name, value in point_values(scored.build_tables(weights), temperature).items():
             found.setdefault(name, []).append(value)
     known = {name: [each for each in values if not math.isnan(each)] for name, values in found.items()}
-    ends = {name: np.quantile(values, [0.025, 0.975]) for name, values in known.items() if values}
-    return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
+    drawn = {name: np.quantile(values, [0.025, 0.975]) for name, values in known.items() if values}
+    ends = {
+        name: (float(low), float(high)) for name, (low, high) in drawn.items() if high - low > LEAST_WIDTH
+    }
+    alike = drawn.keys() - ends.keys()
+    return ends | _estimate_without_spread(scored, patients, {name: known[name][0] for name in alike})
+
+
+def _estimate_without_spread(
+    scored: Scored, patients: np.ndarray, values: Mapping[str, float]
+) -> dict[str, tuple[float, float]]:
+    """The ends of values that rest on as many trials as patients; those of means of classes are left out."""
+    everyone = len(np.unique(patients))
+    trials: dict[str, int] = {name: everyone for name in ("accuracy", "error", "scaled_error")}
+    for label in range(scored.score.shape[1]):
+        own, called = scored.label == label, scored.predicted == label
+        counts = [len(np.unique(patients[rows])) for rows in (own, ~own, called, ~called)]
+        by_measure = zip((*SHARES, "auroc", "auprc"), [*counts, min(counts[:2]), counts[0]], strict=True)
+        trials |= {f"{measure}/{label}": count for measure, count in by_measure}
+    found = {}
+    for name in values.keys() & trials.keys():
+        value, count = values[name], trials[name]
+        if name.startswith(("accuracy", *SHARES)):
+            figure = compute_wilson_interval(value * count, count)
+        else:
+            figure = compute_logit_interval(value, 0.0, count)
+        if figure.low is not None and figure.high is not None:
+            found[name] = (figure.low, figure.high)
+    return found
 
 
 def point_values(tables: EvaluationTables, temperature: float | None) -> dict[str, float]:

@@ -42,7 +42,7 @@ class Figure(BaseModel):
 UNMEASURED = Figure()
 
 
-def compute_wilson_interval(successes: int, trials: int, z: float = Z) -> Figure:
+def compute_wilson_interval(successes: float, trials: int, z: float = Z) -> Figure:
     """A share with its score interval, which holds its level also for few trials and for shares of 0 or 1.
 
     Wilson 1927 (doi 10.1080/01621459.1927.10502953).

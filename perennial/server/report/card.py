@@ -12,7 +12,7 @@ from perennial.server.measures.record import FILE, Figure, Measures, PredictionS
 from perennial.server.new_model_gate import write_verdicts
 from perennial.server.report.comparison import build_markdown_table
 from perennial.server.report.markup import MISSING, format_decimal, format_power
-from perennial.server.report.recognition import SET_COLUMNS, explain_always_in_sets
+from perennial.server.report.recognition import SET_COLUMNS, explain_always_in_sets, explain_brackets
 from perennial.server.run_record import Run, read_run
 
 CARD = "card.md"
@@ -127,7 +127,7 @@ def _describe_performance(run: Run) -> str:
     }
     lines = [
         _escape_text(" ".join(measures.headline)),
-        f"Judged on {measures.samples:,} samples: {source[measures.source]}. Brackets are 95 % intervals.",
+        f"Judged on {measures.samples:,} samples: {source[measures.source]}. {explain_brackets(measures)}",
         build_markdown_table(columns, rows, "lrrrrrrr", _escape_text),
         f"Balanced accuracy {_format_percent(measures.balanced_accuracy)}.",
     ]

@@ -108,12 +108,20 @@ def build_recognition_parts(measures: Measures) -> list[Picture | Markup]:
 
 
 def _lead(measures: Measures) -> str:
-    alike = {"samples": "samples are independent", "patients": "patients are drawn, with all their samples"}
     return (
         f"Measured on {format_count(measures.samples, 'sample')}, {SOURCES[measures.source]}. "
-        "Brackets are 95 % "
-        f"intervals, for which {alike[measures.interval]}. The class with the lowest sensitivity comes first."
+        f"{explain_brackets(measures)} The class with the lowest sensitivity comes first."
     )
+
+
+def explain_brackets(measures: Measures) -> str:
+    """In words, what the intervals of a report and a card take as independent."""
+    alike = {
+        "samples": "samples are independent",
+        "patients": "patients are drawn, with all their samples; those of sites, subgroups, prediction sets, "
+        "operating points and other prevalences take samples as independent",
+    }
+    return f"Brackets are 95 % intervals, for which {alike[measures.interval]}."
 
 
 def _build_class_table(measures: Measures) -> Markup:
