@@ -64,6 +64,11 @@ class SiteRecord(Block):
     node: str = ""
 
 
+def read_site_record(path: Path) -> SiteRecord:
+    """The record in a file. Raises ConfigError when it is missing or not one."""
+    return validate(SiteRecord, read_yaml(path), str(path))
+
+
 class OperatorFolder:
     """A federation's folder and its paths."""
 
@@ -99,7 +104,7 @@ class OperatorFolder:
     def sites(self) -> dict[str, SiteRecord]:
         """The record of each site, by name."""
         paths = sorted((self.path / "sites").glob("*.yaml"))
-        return {path.stem: validate(SiteRecord, read_yaml(path), str(path)) for path in paths}
+        return {path.stem: read_site_record(path) for path in paths}
 
     def site(self, name: str) -> SiteRecord:
         """The record of one site. Raises ConfigError, which names all sites, when there is none."""

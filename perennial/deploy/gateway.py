@@ -33,10 +33,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from perennial.deploy.certificates import convert_to_pem, read_validity
+from perennial.deploy.certificates import read_validity
 from perennial.deploy.control import PROTOBUF, RunBook, decode_fields, decode_once, encode_fields, parse_runs
-from perennial.deploy.federation import OperatorFolder, SiteRecord
-from perennial.deploy.handshake import CLOCK, CONNECTED, REVOKED, UNREGISTERED
+from perennial.deploy.federation import OperatorFolder
+from perennial.deploy.handshake import CLOCK, CONNECTED
+from perennial.deploy.site_keys import Keys
 from perennial.deploy.superlink import STATUS
 from perennial.deploy.traffic import (
     CONNECTIONS,
@@ -112,34 +113,6 @@ class Seen:
     waiting: int = 0
     bytes: int = REPLY_BYTES
     trees: int = REPLY_TREES
-
-
-class Keys:
-    """Whose key is whose, by the operator's folder; read again when something in sites/ changed."""
-
-    def __init__(self, folder: OperatorFolder) -> None:
-        self._folder, self._stamp = folder, -1.0
-        self._names: dict[bytes, str] = {}
-        self.records: dict[str, SiteRecord] = {}
-
-    def name(self, key: bytes) -> str:
-        """The site that has a public key (PEM). Raises Refusal for a key that is not registered."""
-        self.read()
-        name = self._names.get(key, "")
-        state = self.records[name].state if name else "added"
-        if state != "registered":
-            raise Refusal(401, REVOKED if state == "revoked" else UNREGISTERED)
-        return name
-
-    def read(self) -> None:
-        """Look whether a site was added, registered or revoked."""
-        sites = self._folder.path / "sites"
-        stamp = max([sites.stat().st_mtime, *(path.stat().st_mtime for path in sites.iterdir())])
-        if stamp == self._stamp:
-            return
-        self.records = self._folder.sites()
-        self._names = {convert_to_pem(self._folder.locate_public_key(name)): name for name in self.records}
-        self._stamp = stamp
 
 
 class Gateway:

@@ -3,16 +3,19 @@
 import asyncio
 import base64
 import json
+import os
 import ssl
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
 
 import httpx
 import pytest
 from starlette.responses import Response
 
 from perennial.deploy.certificates import encode_public_line, make_node_key
-from perennial.deploy.federation import SiteRecord
+from perennial.deploy.federation import SiteRecord, read_site_record
 from perennial.deploy.gateway import FLEET, PULL, REPLY
 from perennial.deploy.handshake import (
     CLOCK,
@@ -233,6 +236,83 @@ def test_a_new_key_does_not_wait_for_the_requests_of_the_revoked_one(world: Worl
     folder.add_site("wels", encode_public_line(keys["wels"]))
     folder.write_site("wels", SiteRecord(state="registered", node="12"))
     assert world.post("/admission", "wels").text == "free"
+
+
+def test_a_revocation_counts_where_other_files_have_a_time_of_the_future(world: World) -> None:
+    sites, ahead = world.folder.path / "sites", time.time() + 3600
+    for path in sites.iterdir():
+        os.utime(path, (ahead, ahead))
+    os.utime(sites, (ahead, ahead))
+    assert world.post("/admission").status_code == 200
+    # as by an editor that writes in place: nothing but this file changes
+    path = sites / "graz.yaml"
+    registered = path.read_text()
+    path.write_text(registered.replace("registered", "revoked"))
+    assert world.post("/admission").text.strip() == REVOKED
+    path.write_text(registered)
+    assert world.post("/admission").status_code == 200
+
+
+@pytest.mark.parametrize("state", ["registered", "revoked"])
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("wels.yaml", b"state: aded\nnode: ''\n"),
+        ("wels.yaml", b""),
+        ("wels.yaml", b"\xff"),
+        ("wels.pub", None),
+        ("wels.pub", b"ssh-rsa AAAA"),
+    ],
+)
+def test_a_site_whose_files_cannot_be_read_is_shut_out_alone(
+    world: World,
+    caplog: pytest.LogCaptureFixture,
+    file: str,
+    content: bytes | None,
+    state: Literal["registered", "revoked"],
+) -> None:
+    assert world.gateway is not None
+    path, record = world.folder.path / "sites" / file, SiteRecord(state=state, node="11")
+    world.folder.write_site("wels", record)
+    assert world.post("/admission", "wels").status_code == (200 if state == "registered" else 401)
+    key = world.folder.locate_public_key("wels").read_bytes()
+    path.unlink() if content is None else path.write_bytes(content)
+    for _ in range(2):
+        assert world.post("/admission", "wels").text.strip() == UNREGISTERED
+        assert world.post("/admission").status_code == 200, "graz is let in as before"
+        assert world.post("/admission", "linz").text.strip() == REVOKED
+    (line,) = caplog.messages
+    assert line.startswith("wels counts as not registered")
+    status = asyncio.run(world.gateway.status())
+    assert "graz" in status["sites"] and status["others"] == {"linz": "revoked", "wels": "added"}
+    world.folder.locate_public_key("wels").write_bytes(key)
+    world.folder.write_site("wels", record)
+    assert world.post("/admission", "wels").status_code == (200 if state == "registered" else 401)
+
+
+def test_a_file_that_goes_while_it_is_read_shuts_out_its_site_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perennial.deploy import site_keys
+
+    def lose(path: Path) -> SiteRecord:
+        path.unlink()
+        return read_site_record(path)
+
+    world.folder.write_site("wels", SiteRecord(state="registered", node="11"))
+    monkeypatch.setattr(site_keys, "read_site_record", lose)
+    assert world.post("/admission").status_code == 200
+    assert world.post("/admission", "wels").text.strip() == UNREGISTERED
+    world.folder.write_site("wels", SiteRecord())
+
+
+def test_a_revoked_key_is_not_let_in_under_another_name(world: World) -> None:
+    copy = world.folder.locate_public_key("xanten")
+    copy.write_bytes(world.folder.locate_public_key("linz").read_bytes())
+    world.folder.write_site("xanten", SiteRecord(state="registered", node="2"))
+    assert world.post("/admission", "linz").text.strip() == REVOKED
+    copy.unlink()
+    copy.with_suffix(".yaml").unlink()
 
 
 @pytest.mark.slow
