@@ -86,7 +86,7 @@ class Keys:
 
 
 def _take_stamp(entry: os.DirEntry[str]) -> Stamp:
-    """() for a file that has just gone, or a link that leads nowhere."""
+    """A file's stamp; () where it has just gone, or is a link that leads nowhere."""
     try:
         found = entry.stat()
     except OSError:

@@ -92,10 +92,11 @@ class HospitalPages:
         """What an offered app asks, as `perennial site review` says it."""
         config = self.state.config
         earlier = next((found for found in reversed(self.state.approvals) if found.experiment), None)
-        return self._remember(
-            (path, path.stat().st_mtime, str(config)),
-            lambda: offer_in_words(read_offer(path, config), config, earlier),
-        )
+        try:
+            key = path, path.stat().st_mtime, str(config)
+        except OSError as error:  # it has gone since it was listed, or is a link that leads nowhere
+            return clean_value(f"{path}: cannot be read: {error.strerror}")
+        return self._remember(key, lambda: offer_in_words(read_offer(path, config), config, earlier))
 
     def _describe_approval(self, approval: Approval) -> str:
         config = self.state.config

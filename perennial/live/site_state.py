@@ -3,6 +3,8 @@
 import math
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,25 +154,28 @@ class HospitalState:
     def _look_around(self) -> None:
         """What changes by people, not by requests."""
         self.problems = []
-        try:
+        with self._note_problem():
             self.config = load_site_config(self.path)
-            self.approvals = read_approvals(self.config.approvals)
+        with self._note_problem():
             self.consent = read_consent(self.config.state_dir)
-        except PerennialError as error:
-            self.problems.append(clean_value(str(error)))
+        with self._note_problem():
+            approvals = read_approvals(self.config.approvals)
+            self.names |= {one.experiment: str(one.settings.get("name", "")) for one in approvals}
+            self.approvals = approvals
         approved = {approval.bundle[:8] for approval in self.approvals}
         offers = sorted((self.folder / "offered").glob("*.fab"))
         self.offered = [path for path in offers if path.name.split(".")[-2] not in approved]
-        self.names |= {
-            approval.experiment: str(approval.settings.get("name", "")) for approval in self.approvals
-        }
-        runs = self.config.state_dir / "runs"
-        folders = [path for path in runs.glob("*") if path.is_dir() and not path.is_symlink()]
-        self.kept = sorted(
-            (KeptRun(path.name, measure_size(path), path.stat().st_mtime) for path in folders),
-            key=lambda kept: -kept.newest,
-        )
+        found = map(_measure_run, (self.config.state_dir / "runs").glob("*"))
+        self.kept = sorted((kept for kept in found if kept is not None), key=lambda kept: -kept.newest)
         self._count()
+
+    @contextmanager
+    def _note_problem(self) -> Iterator[None]:
+        """A block whose error is one of the problems shown, and ends nothing else."""
+        try:
+            yield
+        except PerennialError as error:
+            self.problems.append(clean_value(str(error)))
 
     def _count(self) -> None:
         """The ledger's own figure, checked as for a release."""
@@ -234,6 +239,16 @@ class HospitalState:
                 describe_protection(line),
             )
         )
+
+
+def _measure_run(folder: Path) -> KeptRun | None:
+    """What is stored in a run's folder; None where it has just been removed, or cannot be read."""
+    try:
+        if folder.is_symlink() or not folder.is_dir():
+            return None
+        return KeptRun(folder.name, measure_size(folder), folder.stat().st_mtime)
+    except OSError:
+        return None
 
 
 def describe_protection(line: dict[str, Any]) -> str:

@@ -1,6 +1,8 @@
 """A hospital's page; consent and the policy file."""
 
+import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +18,11 @@ from perennial.config.site import load_site_config
 from perennial.deploy.certificates import make_authority, make_node_key, write_node_key
 from perennial.deploy.supernode import ALIVE, ANSWERED
 from perennial.foundation.errors import ConfigError, PolicyRefusal, StateError
+from perennial.foundation.files import measure_size
 from perennial.foundation.heartbeat import keep_beating, renew
+from perennial.live import site_state
 from perennial.live.hospital import HospitalPages
-from perennial.live.site_state import ANSWERED_WITHIN
+from perennial.live.site_state import ANSWERED_WITHIN, HospitalState
 from perennial.live.web import list_allowed_hosts
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
@@ -149,6 +153,50 @@ def test_a_withdrawn_run_is_removed_and_refused_for_good(site: Path) -> None:
         withdraw(state, RUN)
     with pages(site) as address:
         assert "withdrawn" in ask(address).body
+
+
+def test_an_offer_that_goes_or_leads_nowhere_is_said_and_the_page_stays(site: Path) -> None:
+    offered = site.parent / "offered"
+    offered.mkdir()
+    (offered / "skin.0123abcd.fab").write_bytes(b"none")
+    (offered / "lung.4567abcd.fab").symlink_to(site.parent / "nowhere")
+    with pages(site) as address:
+        page = ask(address)
+        assert page.status == 200 and "lung.4567abcd.fab: cannot be read: No such file" in page.body
+        # the list of offers is as old as the last look
+        (offered / "skin.0123abcd.fab").unlink()
+        page = ask(address)
+        assert page.status == 200 and "skin.0123abcd.fab: cannot be read: No such file" in page.body
+
+
+def test_a_run_that_goes_while_the_page_measures_it_hides_no_other(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = site.parent / "state" / "runs" / ("cd" * 16)
+    gone.mkdir()
+
+    def measure(folder: Path) -> int:
+        if folder == gone:
+            shutil.rmtree(folder)
+        return measure_size(folder)
+
+    monkeypatch.setattr(site_state, "measure_size", measure)
+    state = HospitalState(site)
+    state.read()
+    assert [kept.run for kept in state.kept] == [RUN]
+
+
+@pytest.mark.parametrize("document", [None, "[1", "- 1"])
+def test_a_damaged_approval_hides_nothing_else(site: Path, document: str | None) -> None:
+    (site.parent / "approvals").mkdir()
+    facts = {"app": "", "bundle": "c" * 64, "experiment": "e" * 64, "time": "", "document": document}
+    (site.parent / "approvals" / "e.json").write_text(json.dumps(facts))
+    pause(site.parent / "state")
+    with pages(site) as address:
+        page = ask(address)
+        assert page.status == 200 and '<span class="pill paused">paused</span>' in page.body
+        assert ".json: " in page.body, "the damaged record is named"
+        assert ask(f"{address}/metrics").body.count('perennial_site_paused{site="graz"} 1.0') == 1
 
 
 def test_a_damaged_record_of_consent_answers_nothing(tmp_path: Path) -> None:
