@@ -49,7 +49,7 @@ from perennial.deploy.traffic import (
     read_body,
     send_answer,
 )
-from perennial.foundation.errors import PerennialError, clean_text
+from perennial.foundation.errors import PerennialError, StateError, clean_text
 from perennial.foundation.files import replace_file
 from perennial.foundation.heartbeat import BEAT, renew
 
@@ -126,6 +126,7 @@ class Gateway:
         self.seen: defaultdict[str, Seen] = defaultdict(Seen)
         """By Flower's number of a node: a site that comes back with a new key is a new node."""
         self._arrived, self._room = asyncio.Event(), Room()
+        self._damaged = ""
 
     def app(self) -> ASGIApp:
         """The ASGI application: requests go to answer(); whatever is no HTTP is refused."""
@@ -297,6 +298,13 @@ class Gateway:
         reply = await self._upstream.post(LIST_RUNS, content=b"", headers={"content-type": PROTOBUF})
         reply.raise_for_status()
         runs = parse_runs(reply.content)
+        unknown = dict[str, str]()
+        try:
+            unknown, self._damaged = self._book.find_unknown(runs), ""
+        except StateError as error:
+            if str(error) != self._damaged:
+                self._damaged = str(error)
+                log.warning("the pages name no unknown runs: %s", error)
         self._keys.read()
         states = {name: record.state for name, record in self._keys.records.items()}
         return {
@@ -304,7 +312,7 @@ class Gateway:
             "certificate_waits": read_validity(self._folder.certificates / "server.pem") != self._served,
             "sites": {name: self._silent_since(name) for name in states if states[name] == "registered"},
             "others": {name: state for name, state in states.items() if state != "registered"},
-            "unknown": self._book.find_unknown(runs),
+            "unknown": unknown,
         }
 
     def _find_seen(self, name: str) -> Seen:

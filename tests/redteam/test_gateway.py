@@ -210,6 +210,18 @@ def test_who_is_connected_is_what_was_seen(world: World) -> None:
     json.dumps(status)
 
 
+def test_a_damaged_record_of_a_run_hides_no_site(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    assert world.gateway is not None
+    path = world.folder.apps / "trial.runs.json"
+    path.write_text("{")
+    for _ in range(2):
+        status = asyncio.run(world.gateway.status())
+        assert "graz" in status["sites"] and status["unknown"] == {}
+    (line,) = caplog.messages
+    assert str(path) in line
+    path.unlink()
+
+
 def test_a_renewed_certificate_counts_once_it_is_served(world: World) -> None:
     assert world.gateway is not None
     before = asyncio.run(world.gateway.status())
