@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, get_args
@@ -160,14 +160,14 @@ class OperatorPages:
 
     def names(self) -> list[str]:
         """Names of the runs, the newest first."""
-        found = []
-        try:
-            for path in self.folder.iterdir():
-                journal = path / EVENTS
+        found, paths = [], list[Path]()
+        with suppress(OSError):
+            paths += self.folder.iterdir()
+        for path in paths:
+            journal = path / EVENTS
+            with suppress(OSError):  # it has just gone, or this user may not read it
                 if not path.name.startswith(".") and not path.is_symlink() and journal.is_file():
                     found.append((journal.stat().st_mtime, path.name))
-        except OSError:
-            pass
         return [name for _, name in sorted(found, reverse=True)]
 
     def watch(self, name: str) -> tuple[RunState, Spending]:

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from perennial.cli.main import app
 from perennial.cli.pages import serve
 from perennial.foundation.errors import ConfigError
+from perennial.live.operator import OperatorPages
 from perennial.server.control import read_request
 from tests.live_pages import ask, going_on, operator_pages
 from tests.run_folders import HOSTILE, write_run
@@ -68,6 +69,20 @@ def test_a_page_shows_the_round_that_goes_on(tmp_path: Path) -> None:
         run.answer("graz")
         page = ask(f"{address}/runs/trial").body
         assert "Round 199 of 10: 1 of 2 sites answered" in page and 'class="line' in page
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        write_run(tmp_path / name)
+    closed, is_file = next(tmp_path.iterdir()), Path.is_file
+
+    def refuse(path: Path) -> bool:
+        if path.parent == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert {*OperatorPages(tmp_path).names()} == {"a", "b", "c"} - {closed.name}
 
 
 def test_metrics_name_runs_and_sites_and_escape_what_others_chose(tmp_path: Path) -> None:
