@@ -33,6 +33,7 @@ from perennial.config.site import SiteConfig
 from perennial.config.yaml_file import LARGEST_FILE, parse_yaml
 from perennial.foundation.errors import ConfigError, StateError, clean_text
 from perennial.foundation.files import replace_file
+from perennial.foundation.names import RUN_NAME_RULE, is_run_name
 
 PUBLISHER, NAME, VERSION = "perennial", "perennial", perennial.__version__
 PROJECT = "pyproject.toml"
@@ -66,7 +67,7 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
     """Put the experiment, resolved, below apps/name, and build its bundle.
 
     The same experiment gives the same bytes, so the same hash, whatever the run is called. Raises ConfigError
-    for a bad experiment; StateError when apps/name holds another app already.
+    for a bad experiment or name; StateError when apps/name holds another app already.
     """
     resolved = load_experiment(experiment, overrides)
     name = name or resolved.name
@@ -79,7 +80,7 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
     document = resolved.to_yaml()
     project = project_file(VERSION, compute_document_digest(parse_yaml(document, str(experiment))))
     members = {DOCUMENT: document.encode(), PROJECT: project.encode()}
-    content, folder = build_archive(members), apps / name
+    content, folder = build_archive(members), _locate_app(name, apps)
     if not folder.exists():
         staged = apps / f".{name}.staged"
         shutil.rmtree(staged, ignore_errors=True)
@@ -98,7 +99,7 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
 
 def read_application(name: str, apps: Path) -> Application:
     """A staged app as it was submitted. Raises StateError, which names the submitted ones, without it."""
-    folder = apps / name
+    folder = _locate_app(name, apps)
     if not (folder / PROJECT).is_file():
         known = ", ".join(sorted(path.parent.name for path in apps.glob(f"*/{PROJECT}"))) or "none yet"
         raise StateError(f"run {name!r}: no experiment of this name was submitted; submitted: {known}")
@@ -106,6 +107,13 @@ def read_application(name: str, apps: Path) -> Application:
     # as Flower names the file of an app of this version
     fab = f"{PUBLISHER}.{NAME}.{VERSION.replace('.', '-')}.{digest[:8]}.fab"
     return Application(folder, apps / fab, digest)
+
+
+def _locate_app(name: str, apps: Path) -> Path:
+    """The folder of a run's app. Raises ConfigError unless a run may have this name."""
+    if not is_run_name(name):
+        raise ConfigError(f"run name: found {name!r:.80}, allowed {RUN_NAME_RULE}")
+    return apps / name
 
 
 def build_archive(members: Mapping[str, bytes]) -> bytes:

@@ -42,7 +42,8 @@ def write_bundle(folder: OperatorFolder, name: str) -> Path:
     }
     files = {name: template.substitute(facts).encode() for name, template in _list_templates("site").items()}
     files[AUTHORITIES] = (folder.certificates / "ca.crt").read_bytes()
-    for path in sorted(folder.apps.glob("*.fab")):
+    # a run may have such a name too
+    for path in filter(Path.is_file, sorted(folder.apps.glob("*.fab"))):
         files[f"offered/{path.name}"] = path.read_bytes()
     data = gzip.compress(_pack_tar(name, files))
     bundle = folder.path / "bundles" / f"{name}.tar.gz"

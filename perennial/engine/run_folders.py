@@ -11,6 +11,7 @@ from pathlib import Path
 from perennial.config.run import resolve_runs_folder
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import make_folder
+from perennial.foundation.names import RUN_NAME_RULE, is_run_name
 
 _JOURNAL, _SUMMARY, _LOCK = "events.jsonl", "summary.json", "lock"
 _MARKS = (_JOURNAL, _LOCK)
@@ -57,9 +58,9 @@ def create_run_folder(name: str, runs: Path | str, overwrite: bool = False) -> I
 def locate_run_folder(name: str, runs: Path | str) -> Path:
     """Absolute path of a run's folder. Raises ConfigError unless the name is that of one folder."""
     parent = resolve_runs_folder(runs)
-    if Path(name).name != name or name.startswith("."):
+    if not is_run_name(name):
         raise ConfigError(
-            f"--name: found {name!r}, allowed the name of one folder in {parent}; --runs chooses that"
+            f"--name: found {name!r:.80}, allowed {RUN_NAME_RULE}; it lies in {parent}, which --runs chooses"
         )
     return parent / name
 

@@ -1,6 +1,7 @@
-"""What a site may be called, wherever its name comes from: a hospital's file, a column of data, a message."""
+"""What sites and runs may be called, wherever a name comes from: a file, a column, a message, a person."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,6 +26,21 @@ def is_site_name(name: str) -> bool:
         and name.isprintable()
         and name[0].isalnum()
         and not {"/", "\\"}.intersection(name)
+    )
+
+
+LONGEST_RUN = 227
+"""Bytes: of the 255 that the name of a file may have, those of files beside a run's folder take 28 more."""
+RUN_NAME_RULE = f"1 to {LONGEST_RUN} bytes of printable characters, without slash, that begin with no dot"
+
+
+def is_run_name(name: str) -> bool:
+    """Whether a run's folder, and files beside it, can have this name."""
+    return (
+        Path(name).name == name
+        and not name.startswith(".")
+        and name.isprintable()
+        and 1 <= len(os.fsencode(name)) <= LONGEST_RUN
     )
 
 

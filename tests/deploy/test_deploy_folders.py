@@ -122,6 +122,36 @@ def test_the_same_experiment_is_the_same_app(operator: OperatorFolder, experimen
         read_application("third", operator.apps)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["../outside", "..", ".", "a/b", "/outside", ".control", "x" * 228, "Ä" * 114, "a\nb", "a\0b", "\udcff"],
+)
+def test_a_run_name_that_leads_elsewhere_is_refused_before_anything_is_written(
+    operator: OperatorFolder, experiment: Path, tmp_path: Path, name: str
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    for command in (
+        lambda: stage_application(experiment, [], name, operator.apps),
+        lambda: read_application(name, operator.apps),
+    ):
+        with pytest.raises(ConfigError, match="run name: found .*, allowed 1 to 227 bytes .* without slash"):
+            command()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["second try", "-n", "Köln Süd", "_x", "v1.2", "x" * 227, "second.fab"])
+def test_a_run_name_of_one_folder_is_taken_and_sites_still_get_their_bundles(
+    operator: OperatorFolder, experiment: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(operations.control, "list_runs", lambda folder: {})
+    monkeypatch.setattr(operations.control, "start_run", lambda *_: "7")
+    started = operations.submit(operator, experiment, [], name, "cpu", "0" * 64)
+    assert started.startswith(f"{name}: started as Flower's run 7")
+    assert read_application(name, operator.apps).folder == operator.apps / name
+    operator.add_site("graz", encode_public_line(make_node_key()))
+    write_bundle(operator, "graz")
+
+
 def test_only_the_app_with_the_told_hash_is_approved(
     operator: OperatorFolder, experiment: Path, tmp_path: Path
 ) -> None:

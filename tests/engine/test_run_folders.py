@@ -147,7 +147,7 @@ def test_a_run_goes_on_in_its_own_folder_alone(tmp_path: Path) -> None:
         run(resume=tmp_path / "one", name="one", runs=tmp_path)
 
 
-@pytest.mark.parametrize("name", ["..", ".", "../one", "a/b", "/one", ".one"])
+@pytest.mark.parametrize("name", ["..", ".", "../one", "a/b", "/one", ".one", "x" * 300, "a\nb"])
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="--name: found"), create_run_folder(name, tmp_path / "runs"):
         pass
