@@ -11,13 +11,14 @@ from perennial.deploy.bundle import write_bundle
 from perennial.deploy.control import RunBook
 from perennial.deploy.federation import OperatorFolder, SiteRecord, give_to_owner
 from perennial.foundation.errors import ConfigError, StateError
-from perennial.foundation.files import lock_folder, replace_file
+from perennial.foundation.files import lock_folder
 from perennial.foundation.plugins import use_also
 from perennial.server.control import (
+    CONTROL,
     clear_request,
+    parse_split_key,
+    pin_split_key,
     read_request,
-    read_split_key,
-    split_key_path,
     write_request,
 )
 
@@ -134,18 +135,19 @@ def submit(
     """Stage an experiment and start its run, unless a run of this name was started before; returns its state.
 
     device: of the server, as in RunSettings. split_key: pins the key by which sites split their data.
-    Raises StateError when the name is that of another experiment.
+    Raises ConfigError for a bad name or key, StateError when the name is that of another experiment.
     """
+    if split_key:
+        split_key = parse_split_key(split_key, "--split-key")
     with lock_folder(folder.apps):
         application = stage(folder, experiment, overrides, name)
         standing = Standing.of(folder, application.folder.name)
         if standing.status:
             return standing.describe_unchanged()
+        # also where it names none: an earlier one may have pinned a key, and not reached the SuperLink
+        pin_split_key(folder.state / "runs" / standing.name, split_key)
         if split_key:
-            pinned = split_key_path(folder.state / "runs" / application.folder.name)
-            replace_file(pinned, f"{split_key}\n".encode(), mode=0o644)
-            give_to_owner(folder.path, pinned.parent)
-            read_split_key(folder.state / "runs" / application.folder.name)
+            give_to_owner(folder.path, folder.state / "runs" / CONTROL)
         return _start(folder, application, {"device": device})
 
 
@@ -237,15 +239,17 @@ def _start(folder: OperatorFolder, application: Application, settings: dict[str,
     except StateError as lost:
         # Flower may have taken it, and its answer be lost
         try:
-            taken = Standing.of(folder, name).going
+            standing = Standing.of(folder, name)
         except StateError:
             raise StateError(
                 f"{lost}\nWhether Flower took the run is not known; `perennial deploy status` will say, and "
                 "the same command again begins no second one"
             ) from lost
-        if not taken:
+        if not standing.status:
+            pin_split_key(folder.state / "runs" / name, "")
+        if not standing.going:
             raise
-        run = taken[-1]
+        run = standing.going[-1]
     book.note(name, run)
     began = "resumed" if settings.get("resume") else "started"
     app = f"app {application.fab.name}, SHA-256 {application.digest}"

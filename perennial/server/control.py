@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from perennial.foundation.errors import StateError, clean_text
+from perennial.foundation.errors import ConfigError, StateError, clean_text
 from perennial.foundation.files import make_folder, replace_file
 
 CONTROL = ".control"
@@ -47,17 +47,29 @@ def split_key_path(run: Path) -> Path:
 
 
 def read_split_key(run: Path) -> str:
-    """The key that the operator pinned, or '' for one that is drawn. Raises StateError for any other text."""
+    """The key that the operator pinned, or '' for one that is drawn. Raises ConfigError for another text."""
     path = split_key_path(run)
-    if not path.exists():
-        return ""
+    return parse_split_key(path.read_text("utf-8", "replace"), str(path)) if path.exists() else ""
+
+
+def parse_split_key(text: str, where: str) -> str:
+    """The key that a text holds. Raises ConfigError, which begins with `where`, for any other text."""
     # it imports Flower, for which no other command of this module should wait
     from perennial.protocol.stamp import SPLIT_KEY
 
-    key = path.read_text(encoding="utf-8").strip()
+    key = text.strip()
     if not re.fullmatch(f"[0-9a-f]{{{SPLIT_KEY}}}", key):
-        raise StateError(f"{path}: found {clean_text(repr(key), 80)}, allowed {SPLIT_KEY} hexadecimal digits")
+        found = clean_text(repr(key), 80)
+        raise ConfigError(f"{where}: found {found}, allowed {SPLIT_KEY} hexadecimal digits (0-9, a-f)")
     return key
+
+
+def pin_split_key(run: Path, key: str) -> None:
+    """Pin the key of a run that was never started; '': let it be drawn, whatever was pinned before."""
+    if key:
+        replace_file(split_key_path(run), f"{key}\n".encode(), mode=0o644)
+    else:
+        _remove(split_key_path(run))
 
 
 def read_request(run: Path) -> Request | None:
@@ -82,10 +94,14 @@ def write_request(run: Path, request: Request) -> None:
 
 def clear_request(run: Path) -> None:
     """Withdraw the request. Raises StateError when the file cannot be removed."""
+    _remove(request_path(run))
+
+
+def _remove(path: Path) -> None:
     try:
-        request_path(run).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     except OSError as error:
-        raise StateError(f"{request_path(run)}: cannot be removed: {error.strerror}") from error
+        raise StateError(f"{path}: cannot be removed: {error.strerror}") from error
 
 
 class RunControl:

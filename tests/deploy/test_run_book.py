@@ -12,9 +12,10 @@ from perennial.deploy.application import Application
 from perennial.deploy.control import FlowerRun, RunBook
 from perennial.deploy.federation import Federation, OperatorFolder, create_operator_folder
 from perennial.deploy.operations import resume, stop, submit
-from perennial.foundation.errors import StateError
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.server.control import read_split_key
 
-NAME, BUNDLE = "trial", "a" * 64
+NAME, BUNDLE, KEY = "trial", "a" * 64, "0f" * 32
 
 
 class Flower:
@@ -23,7 +24,7 @@ class Flower:
     def __init__(self) -> None:
         self.runs: dict[str, FlowerRun] = {}
         self.lost: bool | str = False
-        self.down = False
+        self.down = self.refuses = False
 
     def list_runs(self, folder: OperatorFolder) -> dict[str, FlowerRun]:
         if self.down:
@@ -33,6 +34,8 @@ class Flower:
     def start_run(self, folder: OperatorFolder, fab: bytes, digest: str, settings: Mapping[str, str]) -> str:
         self.list_runs(folder)
         assert RunBook(folder.apps).names() == [NAME], "the intent is on the disk before Flower is asked"
+        if self.refuses:
+            raise StateError("the SuperLink refuses start-run")
         run = str(len(self.runs) + 7)
         self.runs[run] = FlowerRun("running", digest, settings["name"])
         if self.lost:
@@ -80,6 +83,55 @@ def test_a_superlink_that_stays_away_is_asked_once_it_is_back(
     assert "running (Flower's run 7)" in submit(operator, Path("x"), [], NAME, "cpu")
     assert "stopped" in stop(operator, NAME)
     assert "resumed as Flower's run 8" in resume(operator, NAME, "cpu")
+
+
+@pytest.mark.parametrize("key", ["abc", "0" * 63, "F" * 64, "é" * 64, " "])
+def test_a_mistyped_split_key_is_refused_and_leaves_nothing(
+    operator: OperatorFolder, flower: Flower, key: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"--split-key: found .*, allowed 64 hexadecimal digits"):
+        submit(operator, Path("x"), [], NAME, "cpu", key)
+    assert not flower.runs and read_split_key(operator.state / "runs" / NAME) == ""
+    assert "started" in submit(operator, Path("x"), [], NAME, "cpu", f" {KEY}\n")
+    assert read_split_key(operator.state / "runs" / NAME) == KEY
+
+
+def test_the_key_of_a_submit_that_started_no_run_is_not_that_of_a_later_one(
+    operator: OperatorFolder, flower: Flower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, flower.refuses = operator.state / "runs" / NAME, True
+    with pytest.raises(StateError, match="refuses"):
+        submit(operator, Path("x"), [], NAME, "cpu", KEY)
+    assert read_split_key(run) == ""
+    flower.refuses = False
+
+    def start_nothing(*_: object) -> str:
+        flower.down = True
+        raise StateError("the SuperLink does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(flower, "start_run", start_nothing)
+        with pytest.raises(StateError, match="begins no second one"):
+            submit(operator, Path("x"), [], NAME, "cpu", KEY)
+    assert read_split_key(run) == KEY, "Flower may have taken the run"
+    flower.down = False
+    assert "started" in submit(operator, Path("x"), [], NAME, "cpu")
+    assert read_split_key(run) == ""
+
+
+def test_the_key_of_a_run_that_was_started_stays(operator: OperatorFolder, flower: Flower) -> None:
+    run, flower.lost = operator.state / "runs" / NAME, "for longer"
+    with pytest.raises(StateError, match="begins no second one"):
+        submit(operator, Path("x"), [], NAME, "cpu", KEY)
+    flower.down = flower.lost = False
+    assert "running" in submit(operator, Path("x"), [], NAME, "cpu")
+    assert "stopped" in stop(operator, NAME)
+    flower.refuses = True
+    with pytest.raises(StateError, match="refuses"):
+        resume(operator, NAME, "cpu")
+    flower.refuses = False
+    assert "resumed" in resume(operator, NAME, "cpu")
+    assert read_split_key(run) == KEY
 
 
 def test_a_run_of_nobody_is_unknown_and_can_be_stopped(operator: OperatorFolder, flower: Flower) -> None:
