@@ -105,7 +105,6 @@ def _of_a_run(folder: Path, site: str) -> "tuple[Site, str, Mapping[int, str]]":
     """A simulated site, whose data and state lie on this machine."""
     from perennial.client.identity import Identity
     from perennial.client.site import open_site
-    from perennial.config.experiment import Experiment
     from perennial.config.site import ANSWERS, SitePolicy
     from perennial.server.checkpoint import load_checkpoint
     from perennial.server.run_folder import CHECKPOINT
@@ -113,7 +112,7 @@ def _of_a_run(folder: Path, site: str) -> "tuple[Site, str, Mapping[int, str]]":
     if not site:
         raise ConfigError("--site: missing; a run's folder has several sites")
     checkpoint, _ = load_checkpoint(folder / CHECKPOINT)
-    experiment = Experiment.model_validate(checkpoint.experiment)
+    experiment = checkpoint.read_experiment()
     policy = SitePolicy(answers=list(ANSWERS))
     identity = Identity(site, experiment, policy, folder / "sites" / site, "cpu", 1)
     from perennial.server.opened_run import OpenedRun

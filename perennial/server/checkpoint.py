@@ -20,7 +20,9 @@ from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from perennial.foundation.errors import StateError, clean_text
+from perennial.config.experiment import Experiment
+from perennial.config.yaml_file import validate
+from perennial.foundation.errors import ConfigError, StateError, clean_text
 from perennial.foundation.files import DiskWrites, replace_file
 from perennial.foundation.plain import Plain, PlainObject, read_object, require_plain
 from perennial.foundation.tensor_file import yield_pieces
@@ -50,12 +52,23 @@ class Standing(NamedTuple):
 
 @dataclass
 class Checkpoint:
-    """The content of a checkpoint. experiment: its settings. arrays: the model's travelling tensors."""
+    """The content of a checkpoint. experiment: its settings. arrays: the model's travelling tensors.
+
+    path: of the file that it was read from.
+    """
 
     progress: Progress
     experiment: PlainObject
     arrays: Mapping[str, Tensor]
     strategy: StrategyState
+    path: Path = Path()
+
+    def read_experiment(self) -> Experiment:
+        """The settings as this release reads them: keys that are gone are left out. Raises StateError."""
+        try:
+            return validate(Experiment, self.experiment, f"{self.path}: experiment")
+        except ConfigError as error:
+            raise StateError(f"{error}; damaged, or begun with settings that this release lacks") from error
 
 
 class CheckpointWriter:
@@ -200,14 +213,19 @@ def load_previous(folder: Path, sha256: str) -> dict[str, Tensor]:
 
 def load_model(path: Path, sha256: str) -> dict[str, Tensor]:
     """Load the tensors of a file with this content hash. Raises StateError naming another or damaged file."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise StateError(f"{path}: missing or damaged ({error}); resume from a copy of the run") from error
+    arrays = load_tensors(path)
     if hash_tensors(arrays) != sha256:
         raise StateError(f"{path}: damaged: its content is not what its name says")
     return arrays
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Load the tensors of a file. Raises StateError naming one that is missing or damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise StateError(f"{path}: missing or damaged ({error}); resume from a copy of the run") from error
 
 
 def _locate_previous(folder: Path, sha256: str) -> Path:
@@ -243,14 +261,15 @@ def _read(path: Path) -> Checkpoint:
         with safe_open(path, framework="pt") as file:
             facts = read_object((file.metadata() or {})["facts"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        checksum = _compute_checksum(tensors)
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
         raise StateError(f"{path}: damaged or cut short ({error})") from error
     if facts.get("schema") != SCHEMA:
         raise StateError(
             f"{path}: schema {facts.get('schema')}, written before Perennial 0.2.0 or by a later "
             f"version; this one reads {SCHEMA}: finish the run with the version that began it, or begin anew"
         )
-    if facts["checksum"] != _compute_checksum(tensors):
+    if facts.get("checksum") != checksum:
         raise StateError(f"{path}: damaged: the checksum of its tensors differs")
 
     def group(prefix: str) -> dict[str, Tensor]:
@@ -266,6 +285,7 @@ def _read(path: Path) -> Checkpoint:
         experiment,
         group("model/"),
         {**strategy, **group("strategy/")},
+        path,
     )
 
 

@@ -60,7 +60,7 @@ class Learnt:
         checkpoint = load_checkpoint(folder / CHECKPOINT)[0]
         progress = checkpoint.progress
         return cls(
-            Experiment.model_validate(checkpoint.experiment),
+            checkpoint.read_experiment(),
             progress.registry,
             progress.task,
             progress.inputs,

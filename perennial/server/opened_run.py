@@ -59,7 +59,7 @@ class OpenedRun:
         finished = checkpoint.progress.finished
         if not (finished or unfinished):
             raise StateError(f"{folder}: the run is not finished; resume it first")
-        experiment = Experiment.model_validate(checkpoint.experiment)
+        experiment = checkpoint.read_experiment()
         if experiment.secure is not None:
             raise ConfigError(
                 f"{folder}: secure: the server has sums over sites only, so no site's part can be taken "
@@ -258,7 +258,7 @@ def cross_site_of(folder: Path) -> dict[str, Any]:
 
 def _restore_strategy(checkpoint: Checkpoint) -> Analytic | None:
     """The run's closed form, if one site's sums can be taken out of it."""
-    experiment = Experiment.model_validate(checkpoint.experiment)
+    experiment = checkpoint.read_experiment()
     found = build_strategy(experiment.strategy.name, experiment.strategy.parameters).find(Analytic)
     able = experiment.secure is None and not experiment.privacy.enabled
     if found is None or not able or not found.keep_sites or found.head == "balanced_ridge":

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from perennial.config.experiment import Experiment
 from perennial.data.schedule import Registry
 from perennial.foundation.errors import StateError
@@ -109,12 +107,7 @@ def _require_same_experiment(
         *("data.columns", "data.column_kinds", "data.imputation"),
     )
     free = (*FREE_ON_RESUME, "tasks", *read)
-    try:
-        # as this release reads it: keys that are gone are left out
-        began = Experiment.model_validate(checkpoint.experiment).model_dump(mode="json")
-    except ValidationError as error:
-        reason = error.errors(include_url=False)[0]["msg"]
-        raise StateError(f"{path}: the run began with settings that this release lacks: {reason}") from error
+    began = checkpoint.read_experiment().model_dump(mode="json")
     found = _find_differences(began, experiment.model_dump(mode="json"), "")
     changed = [f"{key} {values}" for key, values in found.items() if not key.startswith(free)]
     if changed:

@@ -12,13 +12,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 import perennial
 from perennial.foundation.files import hash_file, replace_file
 from perennial.models.saved import GLOBAL_MODEL, PERSONAL_MODEL, Inputs, save_model
 from perennial.privacy.entries import Entry
 from perennial.protocol.tensors import hash_tensors
+from perennial.server.checkpoint import load_tensors
 from perennial.server.curriculum import Curriculum
 from perennial.server.journal import read_events
 from perennial.server.measures.record import Measures, read_measures
@@ -200,7 +199,7 @@ def list_measured_rounds(events: list[dict[str, Any]]) -> list[tuple[float, int]
 def hash_personal_models(folder: Path) -> dict[str, str]:
     """site -> SHA-256 of the tensors of its own model, for the sites whose folders lie in a run's folder."""
     return {
-        path.parent.name: hash_tensors(load_file(path))
+        path.parent.name: hash_tensors(load_tensors(path))
         for path in sorted(folder.glob(f"sites/*/{PERSONAL_MODEL}"))
     }
 

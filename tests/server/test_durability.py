@@ -12,13 +12,17 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
 
+from perennial.cli.main import app
 from perennial.client.state import SiteState
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation import files
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import hold_folder, replace_file
+from perennial.models.saved import PERSONAL_MODEL
 from perennial.server import checkpoint
 from perennial.server.checkpoint import BEFORE, LATEST, load_checkpoint
 from perennial.server.summary import extract_hashes
@@ -80,6 +84,37 @@ def test_without_a_sound_checkpoint_both_files_are_named(tmp_path: Path) -> None
     for name in (LATEST, BEFORE):
         (folder / name).write_bytes(b"nonsense")
     with pytest.raises(StateError, match=f"{LATEST}.*{BEFORE}"):
+        run_in_process(RunSettings(**{**vars(settings), "resume": "yes"}))
+
+
+@pytest.mark.parametrize(
+    "change", [{"experiment": {}}, {"experiment": {"name": "small", "model": "\x1b"}}, {"checksum": None}]
+)
+def test_damaged_facts_of_a_checkpoint_are_an_error_that_names_it(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    run_in_process(RunSettings(write(tmp_path), runs=str(tmp_path / "runs")))
+    run = tmp_path / "runs" / "small"
+    (run / "checkpoint" / BEFORE).unlink()
+    latest = run / "checkpoint" / LATEST
+    with safe_open(latest, framework="pt") as file:
+        facts = json.loads(file.metadata()["facts"]) | change
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    if change == {"checksum": None}:
+        del facts["checksum"]
+    save_file(tensors, latest, {"facts": json.dumps(facts)})
+    for command in (["run", "--resume"], ["check", "--resume"], ["withdraw", "--site", "site-1"]):
+        with pytest.raises(StateError, match=f"{LATEST}: .*damaged") as raised:
+            app([*command, str(run)], standalone_mode=False)
+        assert str(raised.value).replace("\n", "").isprintable()
+
+
+def test_a_damaged_model_of_a_site_is_named_by_the_run_that_counts_it(tmp_path: Path) -> None:
+    settings = RunSettings(write(tmp_path), runs=str(tmp_path / "runs"))
+    run_in_process(settings)
+    own = tmp_path / "runs" / "small" / "sites" / "site-0" / PERSONAL_MODEL
+    own.write_bytes(b"")
+    with pytest.raises(StateError, match=f"site-0/{PERSONAL_MODEL}: missing or damaged"):
         run_in_process(RunSettings(**{**vars(settings), "resume": "yes"}))
 
 
