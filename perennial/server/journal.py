@@ -13,6 +13,7 @@ from typing import Any
 
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import flush_folder
+from perennial.foundation.plain import read_object
 
 EVENTS, LIVE_STATUS = "events.jsonl", "live.jsonl"
 """In a run folder: what happened, and what happens at this moment (server/live_status.py)."""
@@ -114,7 +115,10 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     events = []
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            events.append(json.loads(line))
+            event = read_object(line)
+            if not isinstance(event.get("event"), str):
+                raise ValueError(f"event: found {event.get('event')!r:.60}, allowed the name of one")
+            events.append(event)
         except ValueError as error:
             raise StateError(f"{path}: line {number} is damaged: {error}") from error
     return events

@@ -48,9 +48,10 @@ def test_a_torn_last_line_is_tolerated_and_a_damaged_one_before_is_not(tmp_path:
     whole = (folder / "events.jsonl").read_text()
     (folder / "events.jsonl").write_text(whole + '{"event": "round", "rou')
     assert "All 3 rounds in numbers" in report(folder).text
-    (folder / "events.jsonl").write_text('{"event": "round", "rou\n' + whole)
-    with pytest.raises(StateError, match=r"events\.jsonl.*line 1"):
-        write_report(folder)
+    for line in ('{"event": "round", "rou', '"round"', "[" * 10**5, "{}", '{"event": 1}'):
+        (folder / "events.jsonl").write_text(f"{line}\n{whole}")
+        with pytest.raises(StateError, match=r"events\.jsonl.*line 1"):
+            write_report(folder)
     (folder / "events.jsonl").write_text(whole + json.dumps(round_event(4, 3, bytes_up="many")) + "\n")
     with pytest.raises(StateError, match=r"events\.jsonl, round 4: .*bytes_up.*'many'"):
         write_report(folder)
