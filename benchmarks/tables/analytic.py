@@ -262,7 +262,7 @@ TABLES = {
             _by_map_of_cifar("Lite0, ViT-S"),
         ],
         seeds=SEEDS,
-        measures=STANDARD | {UPLOADED: megabytes_up},
+        measures={**STANDARD, UPLOADED: megabytes_up},
         plain=frozenset({UPLOADED}),
         scale="paper",
         features_once=True,
