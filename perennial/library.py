@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -262,7 +263,7 @@ def run(
     None: 1, or as the run that is resumed began. gpu: graphs, benchmark, or both with a comma between.
     resume: a run folder to go on with. callbacks: told of each round and each task; a bar shows the rounds
     in a terminal, and a line in a notebook. With a GPU, workers begin as new processes: call this below
-    `if __name__ == "__main__":`.
+    `if __name__ == "__main__":`. A resumed run warns of what becomes of records that have changed.
     plugins: whose code the experiment may name: installed packages, folders of modules (a Path, or text with
     a separator), and classes and functions of this program.
     Raises a PerennialError that says what is wrong before anything starts.
@@ -278,8 +279,6 @@ def run(
                 "run: data: goes with a mapping; a file or an Experiment says where its data are"
             )
         if resume is not None:
-            from perennial.engine.growth import update_sums
-
             if overwrite or data is not None:
                 raise ConfigError(
                     f"run: {'overwrite' if overwrite else 'data'}: found with resume, which goes on in its "
@@ -290,9 +289,11 @@ def run(
             with _as_file(more) as path:
                 settings = load_resumed_settings(path, [*overrides], seed, Path(resume), device, threads)
                 folder = settings.folder(settings.load())
-                update_sums(folder, settings.load())
+                settings, changed = replace(settings, gpu=gpu), list[str]()
                 with notify_callbacks(callbacks, folder.name) as listener:
-                    summary = run_in_process(replace(settings, gpu=gpu), workers, listener, cohort)
+                    summary = run_in_process(settings, workers, listener, cohort, changed.append)
+                for sentence in changed:
+                    warnings.warn(sentence, stacklevel=2)
                 return Run(folder, summary)
         changes = [*overrides, *([] if seed is None else [f"seed={seed}"])]
         if isinstance(experiment, Mapping):

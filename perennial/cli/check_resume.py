@@ -63,7 +63,7 @@ def _of_the_data(run: Path, experiment: Experiment, learnt: "Learnt", *, grows: 
     """What happened to records of learnt classes in a simulation, and which of them a run would use."""
     from perennial.config.simulation import load_simulated_federation
     from perennial.data.suspicion import inspect_records
-    from perennial.engine.growth import NOTHING_LEARNT, describe_learning, find_changes, find_stale_sums
+    from perennial.engine.growth import describe_learning, describe_unlearnt, find_changes, find_stale_sums
     from perennial.server.opened_run import is_withdrawable
 
     federation, known = load_simulated_federation(experiment), len(learnt.registry.classes)
@@ -78,11 +78,11 @@ def _of_the_data(run: Path, experiment: Experiment, learnt: "Learnt", *, grows: 
     fresh = changes.training if changes.learnt else 0
     replays = experiment.strategy.trains and experiment.learner.memory is not None
     if able:
-        stale = find_stale_sums(run, experiment, learnt.registry.schedule)
-        if stale.sums:
-            yield str(stale)
-    elif fresh and not grows:
-        yield NOTHING_LEARNT.format(fresh, describe_learning(experiment))
+        if told := find_stale_sums(run, experiment, learnt.registry.schedule).in_words(grows):
+            yield told
+    elif not grows:
+        if learnt.finished and (told := describe_unlearnt(changes, experiment)):
+            yield told
     elif fresh and replays:
         yield f"{fresh} new records of known classes would be learnt with it, beside the exemplars"
     elif fresh:

@@ -47,22 +47,18 @@ def run_command(
     settings = replace(settings, gpu=gpu)
     loaded = settings.load()
     folder = settings.folder(loaded)
-    changed = ""
-    if resume is not None:
-        from perennial.engine.growth import update_sums
-
-        changed = update_sums(folder, loaded)
+    changed: list[str] = []
     display = LiveDisplay(loaded)
     display.show_start(folder)
     try:
         with display:
-            summary = run_in_process(settings, workers, display.show_event, asked)
+            summary = run_in_process(settings, workers, display.show_event, asked, changed.append)
     except KeyboardInterrupt:
         print(f"perennial: stopped; go on with: perennial run --resume {folder}", file=sys.stderr)
         raise
     display.show_result(summary, folder)
-    if changed:
-        print(changed)
+    for sentence in changed:
+        print(sentence)
 
 
 def _parse_cohort(word: str) -> int | Literal["auto"]:

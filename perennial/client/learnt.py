@@ -94,20 +94,18 @@ def note_learnt(site: Site, stamp: Stamp, rows: Tensor, task: int | None = None)
     path = site.state(stamp.run).folder / FOLDER / f"task-{number:05d}.safetensors"
     if path.exists():
         return
-    from safetensors.torch import save
-
     stop, key = site.process.registry.schedule.list_classes(number).stop, _find_key(site)
     parts = torch.cat([site.data.find_task_indices(part, 0, stop).cpu() for part in PARTS[1:]])
-    beside, known = as_noted(site.data, key, parts), read_noted(_list_folders(site, stamp))
+    own = site.state(stamp.run).folder
+    others = [folder for folder in _list_folders(site, stamp) if folder != own]
+    # what others note in this task are copies; only later a record may have come from one of them
+    known = Noted.joined([read_noted([own]), read_noted(others, before_task=number)])
+    beside = as_noted(site.data, key, parts)
     beside = beside.pick(~match_noted(beside, known.pick(known.part > 0)))
     found = Noted.joined([as_noted(site.data, key, rows), beside])
     make_folder(path.parent)
     # lost with the machine, these records would be trained on once more when the run goes on
-    replace_file(
-        path,
-        save({name: torch.from_numpy(values.copy()) for name, values in vars(found).items()}),
-        durable=False,
-    )
+    write_notes(path, found)
 
 
 def find_unlearnt(site: Site, stamp: Stamp) -> Tensor:
@@ -144,12 +142,25 @@ def match_noted(now: Noted, known: Noted) -> np.ndarray:
 def read_noted(runs: Sequence[Path], before_task: int = 1 << 30) -> Noted:
     """All records noted in these run folders of a site, for tasks below before_task."""
     found = [
-        Noted(**{name: values.numpy() for name, values in read_safetensors(path)[0].items()})
+        read_notes(path)
         for run in runs
         for path in sorted((run / FOLDER).glob("task-*.safetensors"))
         if int(path.stem.removeprefix("task-")) < before_task
     ]
     return Noted.joined(found)
+
+
+def read_notes(path: Path) -> Noted:
+    """The records noted in one file."""
+    return Noted(**{name: values.numpy() for name, values in read_safetensors(path)[0].items()})
+
+
+def write_notes(path: Path, noted: Noted) -> None:
+    """Write one file of notes, and do not wait for the disk."""
+    from safetensors.torch import save
+
+    tensors = {name: torch.from_numpy(values.copy()) for name, values in vars(noted).items()}
+    replace_file(path, save(tensors), durable=False)
 
 
 def _find_key(site: Site) -> bytes:

@@ -1,7 +1,7 @@
 """Compares a simulation's records with those that a run has noted, and finds the sums that must change."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from glob import escape
 from pathlib import Path
@@ -9,7 +9,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from perennial.client.learnt import FOLDER, NOWHERE, PARTS, Noted, as_noted, read_noted
+from perennial.client.learnt import (
+    FOLDER,
+    NOWHERE,
+    PARTS,
+    Noted,
+    as_noted,
+    read_noted,
+    read_notes,
+    write_notes,
+)
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import load_simulated_federation
 from perennial.data.federation import SimulatedFederation
@@ -19,6 +28,10 @@ from perennial.server.continuation import Learnt
 from perennial.server.opened_run import ask_again, is_withdrawable
 
 MOST_NAMED = 3
+STAYS = (
+    "records of known classes have changed, and nothing is made anew: model and figures stay those of the "
+    "records before; begin a new run"
+)
 NOTHING_LEARNT = (
     "{} training records of known classes are new, and there is no new class: nothing is learnt; {}"
 )
@@ -114,16 +127,30 @@ def _compare(
 
 @dataclass
 class Stale:
-    """Sums that no longer match a site's training records. sums: (task, site).
+    """What no longer matches the sites' records. sums: (task, site), of training records.
 
     added, subtracted: training records that the sums of all sites lack, and that they have and should not.
+    judging: whether validation, calibration or test records have changed.
     """
 
     sums: list[tuple[int, str]] = field(default_factory=list)
     added: int = 0
     subtracted: int = 0
+    judging: bool = False
 
-    def __str__(self) -> str:
+    def in_words(self, grows: bool) -> str:
+        """Return what a resume does about it, or ''. grows: whether a new task follows."""
+        told = [self._describe_sums()] if self.sums else []
+        if self.judging:
+            then = (
+                "the new task is measured with them, figures of earlier ones stay"
+                if grows
+                else "what they chose is chosen anew, and all figures are made anew"
+            )
+            told.append(f"validation, calibration or test records have changed: {then}")
+        return "; ".join(told)
+
+    def _describe_sums(self) -> str:
         sites = sorted({name for _, name in self.sums})
         shown = ", ".join(sites[:MOST_NAMED]) + (", ..." if sites[MOST_NAMED:] else "")
         return (
@@ -135,24 +162,59 @@ class Stale:
 def find_stale_sums(run: Path, experiment: Experiment, schedule: TaskSchedule) -> Stale:
     """Find the sums of sites that noted their records and whose training records have changed since.
 
-    run: its folder. schedule: the tasks and their classes. New sites are asked anyway and not listed.
+    Also whether records that choose or judge have changed: of sites that exist one by one, else of all
+    together. run: its folder. schedule: its tasks and their classes. New sites are asked anyway, not listed.
     """
     federation, found = load_simulated_federation(experiment), Stale()
     was_all, there_all = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
-    for folder in sorted(path.parent for path in run.glob(f"sites/*/runs/*/{FOLDER}")):
-        noted = read_noted([folder])
-        noted = noted.pick(noted.part == PARTS.index("train"))
-        site = federation.sites.get(folder.parent.parent.name)
-        now = noted.pick(noted.part < 0)
-        if site is not None:
-            now = as_noted(site, site.keyed.key, site.find_task_indices("train", 0, schedule.boundaries[-1]))
+    judged, judges = Counter[tuple[str, int, int]](), Counter[tuple[str, int, int]]()
+    for folder in _list_noted(run):
+        noted, name = read_noted([folder]), folder.parent.parent.name
+        judging, noted = (noted.pick(each) for each in (noted.part > 0, noted.part == 0))
+        now, classes = noted.pick(noted.part < 0), range(schedule.boundaries[-1])
+        where = name if federation.natural else ""
+        judged.update((where, *record) for record in _count_records(judging, classes).elements())
+        if (site := federation.sites.get(name)) is not None:
+            now = as_noted(site, site.keyed.key, site.find_task_indices("train", 0, classes.stop))
+            there = _count_records(_note_judging(site, folder, schedule), classes)
+            judges.update((where, *record) for record in there.elements())
         for task in range(1, schedule.count + 1):
             was, there = (_count_records(each, schedule.list_classes(task)) for each in (noted, now))
             was_all, there_all = was_all + was, there_all + there
             if was != there:
-                found.sums.append((task, folder.parent.parent.name))
+                found.sums.append((task, name))
+    found.judging = judged != judges
     found.added, found.subtracted = (there_all - was_all).total(), (was_all - there_all).total()
     return found
+
+
+def _list_noted(run: Path) -> list[Path]:
+    """The folders of a run's sites in which these noted their records."""
+    return sorted(path.parent for path in run.glob(f"sites/*/runs/*/{FOLDER}"))
+
+
+def _list_notes(noted: Path) -> list[Path]:
+    return sorted(noted.glob(f"{FOLDER}/task-*.safetensors"))
+
+
+def _note_judging(site: SiteData, noted: Path, schedule: TaskSchedule) -> Noted:
+    """The records that choose or judge, as a site has them now, of the tasks that it noted in a folder."""
+    last = max((int(path.stem.removeprefix("task-")) for path in _list_notes(noted)), default=0)
+    stop = schedule.boundaries[last - 1] if last else 0
+    rows = torch.cat([site.find_task_indices(part, 0, stop) for part in PARTS[1:]])
+    return as_noted(site, site.keyed.key, rows)
+
+
+def _note_judging_again(run: Path, sites: Mapping[str, SiteData], schedule: TaskSchedule) -> None:
+    """Make all notes of records that choose or judge those of the present ones; sites are not asked again."""
+    for folder in _list_noted(run):
+        judging = (
+            [_note_judging(site, folder, schedule)] if (site := sites.get(folder.parent.parent.name)) else []
+        )
+        for path in reversed(_list_notes(folder)):
+            noted = read_notes(path)
+            write_notes(path, Noted.joined([noted.pick(noted.part == 0), *judging]))
+            judging = []
 
 
 def _count_records(records: Noted, classes: range) -> Counter[tuple[int, int]]:
@@ -161,19 +223,21 @@ def _count_records(records: Noted, classes: range) -> Counter[tuple[int, int]]:
 
 
 def correct_sums(run: Path, experiment: Experiment, schedule: TaskSchedule, *, grows: bool) -> str:
-    """Make a run ask again for sums of records that have changed; returns in words which, or ''.
+    """Make a run ask again for sums of records that have changed, and measure; returns in words which, or ''.
 
     grows: whether a new task follows anyway, whose exchange asks for what is missing.
     """
     stale = find_stale_sums(run, experiment, schedule)
-    new = any(not (run / "sites" / name).exists() for name in load_simulated_federation(experiment).sites)
-    if not stale.sums and (grows or not new):
+    sites = load_simulated_federation(experiment).sites
+    new = not grows and any(not (run / "sites" / name).exists() for name in sites)
+    if not (stale.sums or stale.judging or new):
         return ""
     for task, name in stale.sums:
         for path in run.glob(f"sites/{escape(name)}/runs/*/{FOLDER}/task-{task:05d}.safetensors"):
             path.unlink()
     ask_again(run, stale.sums, grows=grows)
-    return str(stale) if stale.sums else ""
+    _note_judging_again(run, sites, schedule)
+    return stale.in_words(grows)
 
 
 def update_sums(run: Path, experiment: Experiment) -> str:
@@ -191,8 +255,19 @@ def update_sums(run: Path, experiment: Experiment) -> str:
     if is_withdrawable(run):
         return correct_sums(run, experiment, learnt.registry.schedule, grows=grows)
     changes = find_changes(run, federation, len(learnt.registry.classes))
-    fresh = changes.training if changes.learnt and not grows else 0
-    return NOTHING_LEARNT.format(fresh, describe_learning(experiment)) if fresh else ""
+    return "" if grows else describe_unlearnt(changes, experiment)
+
+
+def describe_unlearnt(changes: Changes, experiment: Experiment) -> str:
+    """Say what is not made anew for changed records where no class is new and no sums change, or ''."""
+    if not changes.learnt:
+        return ""
+    told = []
+    if changes.training:
+        told.append(NOTHING_LEARNT.format(changes.training, describe_learning(experiment)))
+    if changes.corrected or changes.removed or len(changes.new) > changes.training:
+        told.append(STAYS)
+    return "; ".join(told)
 
 
 def describe_learning(experiment: Experiment) -> str:

@@ -1,7 +1,7 @@
 """Runs an experiment on this machine: the ServerApp's main over an in-process grid."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
@@ -23,6 +23,7 @@ def run_in_process(
     workers: int = 1,
     listener: Listener | None = None,
     cohort: Asked | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> dict[str, object]:
     """Run an experiment to the end, or resume it; returns the summary.
 
@@ -30,6 +31,7 @@ def run_in_process(
     workers: number of processes over which the sites are spread; the result is the same for any number.
     cohort: sites that train in one pass, which changes the last bits of the result; auto: what suits the
     experiment. None: 1, or as the run that is resumed began.
+    tell: hears, in a sentence, what becomes of records that changed since a run that is resumed.
     """
     # what answers a request is imported here: not in the first round, and not once in each worker
     import perennial.client.handlers
@@ -49,13 +51,21 @@ def run_in_process(
         grid = _build_worker_grid(settings, experiment, contexts, workers, cohorts)
     else:
         grid = InProcessGrid(answer, contexts, cohorts)
-    try:
+
+    def prepare(folder: Path) -> None:
         if experiment.has_own_heads:
             from perennial.server.opened_run import forget_own_heads
 
-            forget_own_heads(settings.folder(experiment))
+            forget_own_heads(folder)
+        if settings.resume:
+            from perennial.engine.growth import update_sums
+
+            if (changed := update_sums(folder, experiment)) and tell is not None:
+                tell(changed)
+
+    try:
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
-        summary = serve(grid, context, engine="in-process", listener=listener, cohort=plan)
+        summary = serve(grid, context, "in-process", listener, plan, prepare)
         if experiment.has_own_heads:
             from perennial.server.opened_run import write_own_heads
 

@@ -18,7 +18,7 @@ from perennial.foundation.names import NODES
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device, use_products_of
 from perennial.learning.steps import prepare_gpu
-from perennial.server.checkpoint import CheckpointWriter
+from perennial.server.checkpoint import CheckpointWriter, load_checkpoint
 from perennial.server.control import ALIVE, PAUSES, pause_in_words
 from perennial.server.curriculum import Curriculum
 from perennial.server.evaluation import CentralEvaluation
@@ -38,11 +38,12 @@ def run_to_the_end(
     engine: str,
     listener: Callable[[dict[str, Any]], None] | None,
     cohort: CohortPlan,
+    prepare: Callable[[Path], None] | None,
 ) -> dict[str, Any]:
     """Check everything that can be checked before anything starts, then drive the curriculum to its end.
 
     path: the run's folder. Writes model, summary, metrics and report; returns the summary. engine:
-    in-process, ray or grpc. Raises a PerennialError that says what is wrong.
+    in-process, ray or grpc. prepare: as serve() has it. Raises a PerennialError that says what is wrong.
     """
     device = choose_device(settings.device if engine == "in-process" else "cpu")
     prepare_gpu(settings.gpu, device)
@@ -52,6 +53,10 @@ def run_to_the_end(
     folder = open_run_folder(
         path, experiment, facts.registry, facts.inputs, bool(settings.resume), cohort.size
     )
+    if prepare is not None:
+        prepare(path)
+        if folder.checkpoint is not None:
+            folder.checkpoint, _ = load_checkpoint(folder.checkpoint_folder)
     position = folder.checkpoint.progress.journal_position if folder.checkpoint else 0
     journal = Journal(path, position, listener)
     journal.write(
@@ -148,11 +153,13 @@ def serve(
     engine: str,
     listener: Callable[[dict[str, Any]], None] | None = None,
     cohort: CohortPlan = ONE_BY_ONE,
+    prepare: Callable[[Path], None] | None = None,
 ) -> dict[str, Any]:
     """Run the experiment that the run config names, to its end; returns the summary.
 
     engine: in-process, ray or grpc, for the summary. listener: called with every event of the journal.
-    cohort: how the grid lets sites train in one pass, for the summary.
+    cohort: how the grid lets sites train in one pass, for the summary. prepare: changes the held folder, once
+    all that may refuse the run has been checked.
     """
     import torch
 
@@ -164,4 +171,4 @@ def serve(
         torch.set_num_threads(settings.threads)
         folder = settings.folder(experiment)
         with hold_folder(folder, f"server of {experiment.name}"), keep_beating(folder / ALIVE):
-            return run_to_the_end(grid, experiment, settings, folder, engine, listener, cohort)
+            return run_to_the_end(grid, experiment, settings, folder, engine, listener, cohort, prepare)
