@@ -97,9 +97,10 @@ def note_learnt(site: Site, stamp: Stamp, rows: Tensor, task: int | None = None)
     stop, key = site.process.registry.schedule.list_classes(number).stop, _find_key(site)
     parts = torch.cat([site.data.find_task_indices(part, 0, stop).cpu() for part in PARTS[1:]])
     own = site.state(stamp.run).folder
+    # a record may have come from another site where a run goes on; what others note else are copies
     others = [folder for folder in _list_folders(site, stamp) if folder != own]
-    # what others note in this task are copies; only later a record may have come from one of them
-    known = Noted.joined([read_noted([own]), read_noted(others, before_task=number)])
+    before = number if site.experiment.tasks.learnt else 0
+    known = Noted.joined([read_noted([own]), read_noted(others, before_task=before)])
     beside = as_noted(site.data, key, parts)
     beside = beside.pick(~match_noted(beside, known.pick(known.part > 0)))
     found = Noted.joined([as_noted(site.data, key, rows), beside])

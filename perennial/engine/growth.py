@@ -200,8 +200,7 @@ def _list_notes(noted: Path) -> list[Path]:
 def _note_judging(site: SiteData, noted: Path, schedule: TaskSchedule) -> Noted:
     """The records that choose or judge, as a site has them now, of the tasks that it noted in a folder."""
     last = max((int(path.stem.removeprefix("task-")) for path in _list_notes(noted)), default=0)
-    stop = schedule.boundaries[last - 1] if last else 0
-    rows = torch.cat([site.find_task_indices(part, 0, stop) for part in PARTS[1:]])
+    rows = torch.cat([site.find_task_indices(part, 0, schedule.boundaries[last]) for part in PARTS[1:]])
     return as_noted(site, site.keyed.key, rows)
 
 

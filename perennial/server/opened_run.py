@@ -286,8 +286,10 @@ def ask_again(run: Path, stale: Collection[tuple[int, str]], *, grows: bool) -> 
         if sums.has(task, site) and sums.total is not None:
             sums.total = sums.total - sums.read_own_sums(task, site)
             del sums.contributions[task][site]
-    if not any(sums.contributions.values()):
-        sums.total = None
+    last = max((task for task, sites in sums.contributions.items() if sites), default=0)
+    if sums.total is not None:
+        stop = checkpoint.progress.registry.schedule.boundaries[last]
+        sums.total = sums.total.limit_to_classes(stop) if last else None
     gone = {f"all-{part}" for part in (*PARTS, "classes")}
     kept = {name: value for name, value in checkpoint.strategy.items() if name not in gone}
     state = kept | sums.state("all") | ({} if grows else {"tried": []})

@@ -111,6 +111,13 @@ class Statistics:
         sums[rows], counts[rows] = self.sums, self.counts
         return Statistics(self.gram, sums, counts, classes)
 
+    def limit_to_classes(self, stop: int) -> "Statistics":
+        """The same sums without the rows of classes from `stop` on, of which there are no samples."""
+        classes = range(self.classes.start, min(stop, self.classes.stop))
+        return replace(
+            self, sums=self.sums[: len(classes)], counts=self.counts[: len(classes)], classes=classes
+        )
+
     def __add__(self, other: "Statistics") -> "Statistics":
         a, b = _align(self, other)
         return replace(a, gram=a.gram + b.gram, sums=a.sums + b.sums, counts=a.counts + b.counts)
