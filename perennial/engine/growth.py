@@ -25,7 +25,7 @@ from perennial.data.federation import SimulatedFederation
 from perennial.data.schedule import TaskSchedule
 from perennial.data.site import SiteData
 from perennial.server.continuation import Learnt
-from perennial.server.opened_run import ask_again, is_withdrawable
+from perennial.server.opened_run import ask_again, has_chosen_maps, is_withdrawable
 
 MOST_NAMED = 3
 STAYS = (
@@ -130,17 +130,19 @@ class Stale:
     """What no longer matches the sites' records. sums: (task, site), of training records.
 
     added, subtracted: training records that the sums of all sites lack, and that they have and should not.
-    judging: whether validation, calibration or test records have changed.
+    judging: whether validation, calibration or test records have changed. maps: whether maps were chosen.
     """
 
     sums: list[tuple[int, str]] = field(default_factory=list)
     added: int = 0
     subtracted: int = 0
     judging: bool = False
+    maps: bool = False
 
     def in_words(self, grows: bool) -> str:
         """Return what a resume does about it, or ''. grows: whether a new task follows."""
-        told = [self._describe_sums()] if self.sums else []
+        again = self.maps and not grows
+        told = [self._describe_sums("" if again else ", and they alone are asked again")] if self.sums else []
         if self.judging:
             then = (
                 "the new task is measured with them, figures of earlier ones stay"
@@ -148,14 +150,16 @@ class Stale:
                 else "what they chose is chosen anew, and all figures are made anew"
             )
             told.append(f"validation, calibration or test records have changed: {then}")
+        if told and again:
+            told.append("the feature maps are chosen anew too, so that all sites are asked again")
         return "; ".join(told)
 
-    def _describe_sums(self) -> str:
+    def _describe_sums(self, alone: str) -> str:
         sites = sorted({name for _, name in self.sums})
         shown = ", ".join(sites[:MOST_NAMED]) + (", ..." if sites[MOST_NAMED:] else "")
         return (
-            f"sums of {len(sites)} sites ({shown}) change, and they alone are asked again: {self.added} "
-            f"training records are added, {self.subtracted} subtracted"
+            f"sums of {len(sites)} sites ({shown}) change{alone}: {self.added} training records are added, "
+            f"{self.subtracted} subtracted"
         )
 
 
@@ -165,7 +169,7 @@ def find_stale_sums(run: Path, experiment: Experiment, schedule: TaskSchedule) -
     Also whether records that choose or judge have changed: of sites that exist one by one, else of all
     together. run: its folder. schedule: its tasks and their classes. New sites are asked anyway, not listed.
     """
-    federation, found = load_simulated_federation(experiment), Stale()
+    federation, found = load_simulated_federation(experiment), Stale(maps=has_chosen_maps(run))
     was_all, there_all = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
     judged, judges = Counter[tuple[str, int, int]](), Counter[tuple[str, int, int]]()
     for folder in _list_noted(run):

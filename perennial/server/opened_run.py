@@ -272,14 +272,25 @@ def is_withdrawable(run: Path) -> bool:
     return _restore_strategy(load_checkpoint(run / CHECKPOINT)[0]) is not None
 
 
+def has_chosen_maps(run: Path) -> bool:
+    """Whether validation samples chose the feature maps of a run that stores sums by site."""
+    strategy = _restore_strategy(load_checkpoint(run / CHECKPOINT)[0])
+    return strategy is not None and strategy.maps.chosen is not None
+
+
 def ask_again(run: Path, stale: Collection[tuple[int, str]], *, grows: bool) -> None:
     """Take the sums of some (task, site) out of a finished run, which then begins again and asks for them.
 
-    grows: whether it goes on with a new task instead. Raises StateError if stored sums are missing.
+    All sums go if maps were chosen, which it does again. grows: whether it goes on with a new task instead.
+    Raises StateError if stored sums are missing.
     """
     checkpoint, _ = load_checkpoint(run / CHECKPOINT)
     strategy = _restore_strategy(checkpoint)
     assert strategy is not None
+    gone = {f"all-{part}" for part in (*PARTS, "classes")}
+    if not grows:
+        strategy.choose_again()
+        gone.add("maps")
     sums = strategy.kept_sums
     sums.folder = run / FOLDER
     for task, site in stale:
@@ -290,7 +301,6 @@ def ask_again(run: Path, stale: Collection[tuple[int, str]], *, grows: bool) -> 
     if sums.total is not None:
         stop = checkpoint.progress.registry.schedule.boundaries[last]
         sums.total = sums.total.limit_to_classes(stop) if last else None
-    gone = {f"all-{part}" for part in (*PARTS, "classes")}
     kept = {name: value for name, value in checkpoint.strategy.items() if name not in gone}
     state = kept | sums.state("all") | ({} if grows else {"tried": []})
     arrays = checkpoint.arrays

@@ -89,6 +89,23 @@ def test_records_that_choose_and_judge_are_corrected_and_removed(tmp_path: Path,
     require_as_anew(tmp_path, run)
 
 
+def test_maps_that_records_chose_are_chosen_anew(tmp_path: Path) -> None:
+    closed_form(tmp_path, head="ridge")
+    content = yaml.safe_load((tmp_path / "growing.yaml").read_text())
+    small = {"name": "patches", "filters": 4, "size": 3, "grid": 2}
+    content["model"]["features"] = [[small, small | {"symmetry": "mirror"}]]
+    content["strategy"]["head"] = "auto"
+    (tmp_path / "growing.yaml").write_text(yaml.safe_dump(content))
+    invoke("run", tmp_path / "growing.yaml", "--runs", tmp_path / "choosing")
+    run = tmp_path / "choosing" / "growing"
+    assert AS_IT_WAS in invoke("check", "--resume", run)
+    correct_labels(list_files(run, "validation", "b"))
+    list_files(run, "train", "a")[0].unlink()
+    told = invoke("run", "--resume", run)
+    assert "the feature maps are chosen anew too" in told and "they alone" not in told
+    require_as_anew(tmp_path, run)
+
+
 def correct_labels(paths: list[Path]) -> None:
     """Make class c of records of another class."""
     for path in paths:
@@ -117,8 +134,8 @@ def require_as_anew(folder: Path, run: Path) -> None:
     shutil.rmtree(folder / "anew", ignore_errors=True)
     invoke("run", folder / "growing.yaml", "--runs", folder / "anew")
     anew, found = summary(folder / "anew" / "growing"), summary(run)
-    for name in ("model_sha256", "accuracy_matrix", "federated_accuracy", "head_choice"):
-        assert found[name] == anew[name], name
+    for name in ("model_sha256", "accuracy_matrix", "federated_accuracy", "head_choice", "map_choice"):
+        assert found.get(name) == anew.get(name), name
     assert AS_IT_WAS in invoke("check", "--resume", run)
     assert "have changed" not in invoke("run", "--resume", run)
 
