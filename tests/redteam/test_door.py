@@ -24,7 +24,7 @@ from perennial.protocol.messages import (
     TrainRequest,
 )
 from perennial.protocol.tensors import Tensors
-from tests.redteam.attacked_hospital import POLICIES, RUN, Hospital
+from tests.redteam.attacked_hospital import BASE, POLICIES, RUN, Hospital
 from tests.redteam.hostile_server import replace_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,8 +138,10 @@ def test_refusals_and_failures_do_not_shut_the_door_for_a_hospital_that_mends_th
     assert RequestCount(tmp_path / "state").count_requests("train") == 0
     mended = Hospital(tmp_path, POLICIES["open"] | {"max_repeats": 1})
     assert mended.ask(train(mended)) is not None
-    slow = Hospital(tmp_path / "slow", POLICIES["open"] | {"max_repeats": 1})
-    monkeypatch.setattr(door, "LONGEST", 0.001)
+    # far longer than the limit, which the counting before it does not reach on a slow machine either
+    endless = BASE["learner"] | {"epochs": 10**6}
+    slow = Hospital(tmp_path / "slow", POLICIES["open"] | {"max_repeats": 1}, learner=endless)
+    monkeypatch.setattr(door, "LONGEST", 0.5)
     assert "longest request" in refused(slow, train(slow))
     assert "longest request" in refused(slow, train(slow))
     assert "repeated request" in refused(slow, train(slow))

@@ -210,7 +210,7 @@ def test_right_answers_stay_where_evaluation_does_or_they_are_few(
 
 
 FEDPER: dict[str, Any] = STILL | {
-    "strategy": {"name": "fedper", "personal": ["head"]},
+    "strategy": {"name": "fedper", "personal": ["backbone", "head"]},
     "evaluation": {"federated": True, "every": "round"},
 }
 
