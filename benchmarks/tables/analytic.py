@@ -215,7 +215,6 @@ TABLES = {
             _by_maps("Lite0 and patches"),
             _by_maps("ViT-S and patches"),
             _by_maps("ViT-S, Lite0 and patches"),
-            _by_maps("ViT-S, Lite2 and patches"),
         ],
         seeds=TEN_SEEDS,
         measures=BALANCED | {UPLOADED: megabytes_up},
