@@ -194,6 +194,11 @@ def refuse(hospital: Hospital, number: int, settings: dict[str, Any]) -> str:
     return hospital.refusal
 
 
+def test_a_round_of_which_the_experiment_does_not_say_whether_it_is_global_is_refused(tmp_path: Path) -> None:
+    hospital = Hospital(tmp_path, {"answers": ["train"]}, strategy=FEDPERC | {"global_rounds": []})
+    assert "no number for task 1" in refuse(hospital, 1, {})
+
+
 OWN = {"personal": ["head.weight", "head.bias"]}
 FEDPERC = {"name": "clustered_personalisation", "base": "fedavg", "global_rounds": 1, "clusters": 1}
 

@@ -139,7 +139,10 @@ class PersonalSite(SiteMethod):
         past = [last for last in plan.last_rounds if last < number]
         task = len(past) + 1
         rounds = self.keys.get("global_rounds", 0)
-        rounds = rounds if isinstance(rounds, int) else rounds[task - 1]
+        if not isinstance(rounds, int):
+            if task > len(rounds):
+                raise PolicyRefusal(f"global_rounds: the approved experiment has no number for task {task}")
+            rounds = rounds[task - 1]
         return number - max(past, default=0) - plan.experiment.lead_rounds(task) > rounds
 
     def begin(self, start: TurnStart) -> None:
